@@ -150,10 +150,10 @@ def recorded(gpu: str) -> dict[str, Any]:
 
     `gpu` is a name as for `VirtualGPU`. Raises ValueError for one without a recording.
     """
-    from virtualgpu.clock.rates import recording_of
+    from virtualgpu.clock.rates import recording_path
     from virtualgpu.gpus.specs import SPECS
 
-    found = {name: recording_of(spec) for name, spec in SPECS.items()}
+    found = {name: recording_path(spec) for name, spec in SPECS.items()}
     path = found.get(gpu)
     if path is None:
         known = ", ".join(name for name, path in found.items() if path is not None)

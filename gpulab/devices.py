@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from virtualgpu.readings.counters import checked
-from virtualgpu.readings.curve import mib
+from virtualgpu.readings.counters import parse_device
 from virtualgpu.readings.source import numbers
+from virtualgpu.units import count, mib
 
 from .memory.storages import storages
 
@@ -76,7 +76,7 @@ class Placement:
             return "no parameters and no buffers"
         lines = [
             f"{share.device:8} {share.dtype:10} {mib(share.nbytes):>14}  "
-            f"{_count(share.parameters, 'parameter')}, {_count(share.buffers, 'buffer')}"
+            f"{count(share.parameters, 'parameter')}, {count(share.buffers, 'buffer')}"
             for share in self.shares
         ]
         if self.tied:
@@ -95,7 +95,7 @@ class WrongDevice(ValueError):
         listed = [f"{kinds[name]} {name} on {place}" for name, place in list(elsewhere.items())[:_LISTED]]
         more = len(elsewhere) - len(listed)
         super().__init__(
-            f"{_count(len(elsewhere), 'tensor')} of the model not on {expected}: {', '.join(listed)}"
+            f"{count(len(elsewhere), 'tensor')} of the model not on {expected}: {', '.join(listed)}"
             f"{f' and {more} more' if more else ''}. model.to({expected.split()[0]!r}) moves registered parameters and "
             "buffers; a tensor kept as a plain attribute needs register_buffer."
         )
@@ -188,7 +188,7 @@ def _indexed(expected: Any) -> torch.device:
     if expected is None or expected == "all":
         raise TypeError(f'expected must name one device, such as "cuda", "cuda:1" or "cpu", not {expected!r}')
     try:
-        place = checked(expected)
+        place = parse_device(expected)
     except (TypeError, ValueError):
         wrong = ValueError if isinstance(expected, (str, int)) and not isinstance(expected, bool) else TypeError
         raise wrong(
@@ -211,7 +211,3 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _virtual(devices: list[str]) -> bool:
     return numbers() == "virtual" and any(device.startswith("cuda") for device in devices)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -79,7 +79,7 @@ def test_the_extension_comes_in_when_all_others_are_there():
 
 def test_a_box_carries_the_style_that_speaks_for_it():
     child = ipywidgets.IntSlider()
-    box = asleep.told(ipywidgets.VBox([child]))
+    box = asleep.mark_without_kernel(ipywidgets.VBox([child]))
     first, style = box.children
     assert first is child
     assert style.layout.display == "none"

@@ -31,7 +31,7 @@ HOUSE = """
     __main__
 """
 VIRTUAL = """
-    own_code release control_groups nvml collecting
+    units own_code release control_groups nvml collecting
     gpus
     memory
     clock

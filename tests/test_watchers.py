@@ -36,7 +36,7 @@ def sanitizer():
 @contextlib.contextmanager
 def gpulab_run():
     """What `python -m gpulab run` puts around a script."""
-    session = Session(target.script(__file__), None, keep=False)
+    session = Session(target.script_target(__file__), None, keep=False)
     session.gpu = VirtualGPU("T4", counts_host=True)
     with torch.random.fork_rng(devices=[]):
         session.begin()

@@ -80,12 +80,12 @@ def stand_in_rows(capability: str) -> Iterator[Row]:
             step = memory.Step(models[model], batch, mode)
             gpu = scope.devices[0]
             gpu.plans_convolutions = False
-            ours = memory.trained(step, cudnn=False)
+            ours = memory.step_peaks(step, cudnn=False)
             name = f"{model} {batch} {mode}"
             theirs = planned.get((model, batch, mode))
             if theirs:
                 gpu.plans_convolutions = True
-                with_cudnn = memory.trained(step, cudnn=False)
+                with_cudnn = memory.step_peaks(step, cudnn=False)
             yield Row(
                 scope.spec.name,
                 model,

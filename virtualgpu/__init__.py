@@ -1,4 +1,4 @@
-"""A virtual GPU: what stands in for an NVIDIA GPU where a machine has none. Memory to the byte, time by a model.
+"""A virtual GPU for PyTorch on machines without one: memory exact to the byte, time from a performance model.
 
     with virtualgpu.VirtualGPU("T4"):      the scope in which PyTorch finds a T4
     virtualgpu.plan(build, batch=32)       what one training step takes
@@ -6,17 +6,17 @@
 
 Its rooms, lowest first; each imports only from those before it and from itself, and none anything of the course:
 
-    gpus        which GPUs there are
+    gpus        data sheets of GPU models
     memory      PyTorch's caching allocator                        } without torch
-    clock       the virtual time, and how fast a GPU does what     }
-    scope       which GPU is in force, and which tensors are on it
-    operations  every operation below and above autograd
-    ranks       processes with a virtual GPU each, and what they exchange
-    surface     what PyTorch says about CUDA from Python
+    clock       the performance model: virtual time, rates, NCCL   }
+    scope       the GPU in force, its devices, labels on storages
+    operations  ATen operations below and above autograd
+    ranks       process groups: processes with a virtual GPU each
+    surface     PyTorch's Python interface to CUDA, replaced
     gpu         `VirtualGPU`, the scope that joins them
     planning    `plan`
     running     `python -m virtualgpu run`
-    validate    what a real GPU does, recorded in `recordings` and compared
+    validate    recordings of real GPUs, compared with the virtual one
 
 Importing this package loads neither torch nor Jupyter, and patches nothing.
 """

@@ -1,4 +1,4 @@
-"""The command line: `python -m virtualgpu run`, `plan` and `validate`."""
+"""Command line of the virtual GPU: `python -m virtualgpu run`, `plan` and `validate`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def add_run(commands: Any) -> None:
-    """The command `run`, on the subparsers of a command line."""
+    """Add the command `run` to the subparsers of a command line."""
     parser = commands.add_parser(
         "run", help="run a script on a virtual GPU; memory and time at the end", allow_abbrev=False
     )
@@ -45,7 +45,7 @@ def add_run(commands: Any) -> None:
 
 
 def add_validate(commands: Any) -> None:
-    """The command `validate`, likewise."""
+    """Add the command `validate` to the subparsers of a command line."""
     parser = commands.add_parser("validate", help="measure a real GPU, for holding the virtual one against it")
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT.json", help="default: named after the GPU, here")
     parser.add_argument("--minutes", type=float, default=16, help="about how long it may take (default: 16)")
@@ -80,7 +80,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _is_theirs(error: BaseException, file: str) -> bool:
-    """Whether the error came out of the planned file."""
+    """Return True if the error was raised in the planned file."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:
@@ -90,7 +90,7 @@ def _is_theirs(error: BaseException, file: str) -> bool:
 
 
 def validate(options: argparse.Namespace) -> int:
-    """Record what `add_validate` asks for, and say where it is written."""
+    """Record the sections that the options ask for, and print the path of the recording."""
     from .validate import recorder
 
     try:

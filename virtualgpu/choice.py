@@ -1,6 +1,6 @@
-"""Which machine a notebook asks for: the argument of `setup()`, else GPULAB_GPU, else "auto".
+"""Parse the machine that a user asks for: the argument of `setup()`, else GPULAB_GPU, else "auto".
 
-It reads the words and knows the names; whether there is such a machine is `machine`'s question.
+It parses names only; `gpulab.machine` checks that there is such a machine.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .gpus.specs import SPECS
 
 DEFAULT = "T4"
 
-# What people write for a choice that has another name.
+# Names that people write for a choice that has another name.
 _MEANT = {"CUDA": "real", "GPU": "real", "MPS": "real", "XPU": "real", "CPU": DEFAULT, "VIRTUAL": DEFAULT}
 _MODES = {"AUTO": "auto", "REAL": "real"}
 
 
 def choose(gpu: str | None) -> tuple[Literal["auto", "real", "virtual"], str]:
-    """The kind of machine, and the spec for a virtual one, from the argument or else the environment."""
+    """Return the kind of machine, and the spec of a virtual one, from the argument or else the environment."""
     where, value = ("gpu", gpu) if gpu is not None else ("GPULAB_GPU", os.environ.get("GPULAB_GPU", ""))
     if not isinstance(value, str):
         raise TypeError(f"gpu must be text such as 'T4', 'auto' or 'real', not {value!r} ({type(value).__name__})")

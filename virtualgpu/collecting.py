@@ -1,4 +1,4 @@
-"""Garbage collections that are quick: they do not look through what was there before."""
+"""Speed up `gc.collect()` by freezing objects that existed before a block."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _inside = 0  # how many of these blocks have been entered
 
 
 @contextlib.contextmanager
-def of_what_is_new(*, for_long: bool = False) -> Iterator[None]:
-    """Within it, `gc.collect()` looks through what has been made since it was entered: milliseconds, where all objects
-    of torch and a notebook take a third of a second. Garbage that was there before stays until afterwards.
+def collect_new_only(*, for_long: bool = False) -> Iterator[None]:
+    """Within the block, `gc.collect()` traverses only objects made since its start: milliseconds, where all objects of
+    torch and a notebook take a third of a second. Older garbage stays until afterwards.
 
-    Where somebody else has frozen objects, what has come since is looked through as well; or, for a block that is
-    entered `for_long`, frozen too, and stays so with the rest."""
+    Where other code has frozen objects, those made since then are traversed as well; or, for a block that is entered
+    `for_long`, frozen too, and stay so with the rest."""
     global _inside
     outermost = not _inside
     # Within another of these blocks nothing depends on it, and there it takes the longest.
@@ -36,6 +36,6 @@ def of_what_is_new(*, for_long: bool = False) -> Iterator[None]:
 
 @functools.cache
 def _somebody_else_does() -> bool:
-    """Whether objects were frozen before, as a test suite or a server that forks does: then they stay so. Asked once,
+    """Return True if objects were frozen before, as a test suite or a fork server does: then they stay so. Cached,
     since Python counts them one by one, in up to half a second."""
     return gc.get_freeze_count() > 0

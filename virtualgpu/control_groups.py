@@ -1,4 +1,4 @@
-"""What a container or a batch system allows this process (Linux control groups, both versions)."""
+"""Read the memory and CPU limits of Linux control groups (containers, batch systems; v1 and v2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Limits:
-    """What the control groups allow: bytes of memory, bytes in use under that limit, processors' worth of time."""
+    """Limits of the control groups: bytes of memory, bytes in use under that limit, CPU time in cores."""
 
     memory: int | None = None
     used: int | None = None
@@ -17,7 +17,7 @@ class Limits:
 
 
 def read_limits(root: Path = Path("/")) -> Limits:
-    """The control groups' limits (Linux, both versions); empty where there are none. `root` stands in for /."""
+    """Return the limits of this process (Linux, v1 and v2); empty where there are none. `root` stands in for /."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -37,7 +37,7 @@ def read_limits(root: Path = Path("/")) -> Limits:
 
 
 def _chain(base: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above it: each of their limits holds."""
+    """Yield the group's folder and its parents: each of their limits holds."""
     folder = base / path.lstrip("/")
     while folder != base:
         yield folder
@@ -54,7 +54,7 @@ def _number(file: Path) -> int | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """File pages that the kernel gives back when memory is asked for."""
+    """Return the bytes of file pages that the kernel reclaims under memory pressure."""
     try:
         table = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:

@@ -1,4 +1,4 @@
-"""The virtual GPU: a scope in which `cuda` exists on any machine.
+"""`VirtualGPU`, the context manager in which PyTorch finds a CUDA GPU on any machine.
 
 Entering it replaces what PyTorch says about CUDA and watches every operation; leaving it puts everything back.
 """
@@ -20,11 +20,11 @@ from . import release
 from .clock import hosts, links, rates
 from .clock.clock import Clock
 from .clock.hosts import Host
-from .clock.timeline import Timeline, recording
+from .clock.timeline import Timeline, record_timeline
 from .gpus.specs import Spec, spec
 from .memory import addresses
 from .memory.settings import Settings
-from .operations import above_autograd, products, remembered, watched
+from .operations import above_autograd, products, shape_cache, watched_threads
 from .operations.copies import PinnedCache, UnderWay
 from .ranks import world
 from .scope import in_force, ownership
@@ -40,16 +40,16 @@ class VirtualGPU:
     `gpu` is a name such as "T4", or a machine's such as "8xH100" (`clock.links.MACHINES`), whose ranks are imagined.
     With `compute=False` tensors have shapes and no values: models larger than the machine can be planned.
     `settings` has the syntax of PYTORCH_CUDA_ALLOC_CONF, which is read without it.
-    `counts_host=True` lets the time that this machine spends between the operations count as the host's: what waits
-    for data shows, and times no longer repeat exactly.
-    `host` is what launches: "server" (the usual), "reference" (a fast one), or how many times as long as the reference
-    it takes for everything.
+    `counts_host=True` counts the time that this machine spends between the operations as the host's: waits for data
+    show, and times no longer repeat exactly.
+    `host` is the host that launches: "server" (the default), "reference" (a fast one), or a number: its slowdown
+    against the reference.
     `ranks` imagines that this process is rank `rank` of so many, each with such a GPU, on `nodes` machines, joined by
     `link` and between machines by `adapters` (None: what is usual for the GPU): process groups of all ranks are made at
-    once, the others are taken to send what this one sends, and collectives take their time. Without it, ranks are
-    processes, as torchrun starts them, and `link` says what joins their GPUs.
-    `mirror=False` switches off what the GPU's kernels keep differently from the CPU's, and its libraries' workspaces:
-    plain bookkeeping of what PyTorch does here.
+    once, the others are assumed to send what this one sends, and collectives take their time. Without it, ranks are
+    processes, as torchrun starts them, and `link` names the interconnect of their GPUs.
+    `mirror=False` turns off CUDA's own saved tensors and its libraries' workspaces: plain bookkeeping of what PyTorch
+    does on this machine.
 
     Raises ValueError for a GPU or a setting that does not exist, RuntimeError where one is started twice.
     """
@@ -82,21 +82,21 @@ class VirtualGPU:
         self.mirror = bool(mirror)
         self.backing = torch.device("cpu" if compute else "meta")
         self.plans_convolutions = True  # False leaves out the workspaces of cuDNN's convolutions
-        self.skips_ddp = False  # True lets DistributedDataParallel do nothing, and counts how often it was asked for
+        self.skips_ddp = False  # True makes DistributedDataParallel do nothing, and counts its uses
         self.skipped_ddp = 0
         self.keeps_workspaces = products.keeps_workspaces()
-        self.release = release.running()
+        self.release = release.running_release()
         self.counts_host = bool(counts_host)
-        found = rates.of(self.spec.name)
-        self.rates = found if host is None else replace(found, host=hosts.host(host))
+        found = rates.rates_of(self.spec.name)
+        self.rates = found if host is None else replace(found, host=hosts.find_host(host))
         self.clock = Clock(count, self.rates)
         self.pinned = PinnedCache()
         self.on_pin: list[Callable[[int], object]] = []  # `observe` adds to it
         self.under_way: UnderWay | None = None
         self.sync_debug_mode = 0
         self.active = False
-        self.told: set[str] = set()
-        self.remembered = remembered.Count()
+        self.warned: set[str] = set()
+        self.remembered = shape_cache.CacheCount()
         if settings is None:
             names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
             settings = next((os.environ[name] for name in names if os.environ.get(name)), "")
@@ -110,17 +110,17 @@ class VirtualGPU:
         self._outer: VirtualGPU | None = None
 
     def _imagined(self, gpu: str, ranks: int | None, rank: int, nodes: int | None) -> world.World | None:
-        """The ranks that are imagined, None where there are none."""
+        """Return the imagined ranks, None where there are none."""
         if gpu in links.MACHINES:
             for name, value in (("ranks", ranks), ("nodes", nodes), ("link", self.link), ("adapters", self.adapters)):
                 if value is not None:
                     raise ValueError(
                         f"{name} is {value!r}, but gpu={gpu!r} is a machine and says it: name its GPU instead"
                     )
-            return world.of_machine(gpu, rank)
+            return world.machine_world(gpu, rank)
         if ranks is not None:
             adapters = self.adapters
-            return world.imagined(self.spec.name, ranks, rank, link=self.link, nodes=nodes, adapters=adapters)
+            return world.imagined_world(self.spec.name, ranks, rank, link=self.link, nodes=nodes, adapters=adapters)
         if rank != 0 or nodes is not None:
             raise ValueError(f"rank is {rank!r} and nodes {nodes!r} without ranks=, which says how many are imagined")
         return None
@@ -154,7 +154,7 @@ class VirtualGPU:
         in_force.current = self
         try:
             install.install(self, self._patches)
-            watched.enter()
+            watched_threads.enter()
         except BaseException:
             self.stop()
             raise
@@ -187,17 +187,17 @@ class VirtualGPU:
         self.stop()
 
     def _suspend(self) -> None:
-        watched.leave()
+        watched_threads.leave()
         self._patches.restore()
         self._activate(False)
 
     def _resume(self) -> None:
         self._activate(True)
         install.install(self, self._patches)
-        watched.enter()
+        watched_threads.enter()
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
-        """What it has replaced in torch and Python while it is in force: owner, name, and what stood there."""
+        """Return the attributes of torch and Python that it has replaced: owner, name, original."""
         return self._patches.replaced()
 
     def _activate(self, on: bool) -> None:
@@ -207,8 +207,8 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """For a while, PyTorch as it is without it: in all threads, until the last of them has left such a block."""
-        with watched.no_sanitizer():
+        """Suspend the GPU in all threads, until the last of them has left such a block."""
+        with watched_threads.no_sanitizer():
             yield from self._suspended()
 
     def _suspended(self) -> Iterator[None]:
@@ -219,7 +219,7 @@ class VirtualGPU:
                 in_force.current = None
                 in_force.suspended.append(self)
             self._suspensions += 1
-        watched.leave()
+        watched_threads.leave()
         try:
             yield
         finally:
@@ -229,12 +229,12 @@ class VirtualGPU:
                     in_force.suspended.remove(self)
                     self._take_over()
             if watches:
-                watched.enter()
+                watched_threads.enter()
             else:
-                watched.leave()
+                watched_threads.leave()
 
     def _take_over(self) -> None:
-        """Be in force again."""
+        """Come into force again."""
         left = in_force.current
         if left is not None:
             raise RuntimeError(f"{left!r} was started within a block without {self!r} and outlasts it: end it there")
@@ -243,12 +243,12 @@ class VirtualGPU:
 
     def timeline(self) -> contextlib.AbstractContextManager[Timeline]:
         """Record what the host and the GPUs do within a block: `with gpu.timeline() as timeline: …`."""
-        return recording(self.clock)
+        return record_timeline(self.clock)
 
-    # -- what the parts ask ------------------------------------------------------------------------------------------
+    # -- for the other rooms -----------------------------------------------------------------------------------------
 
     def device(self, index: int | None) -> Device:
-        """The GPU with this index, the current one for None; raises torch.AcceleratorError if there is none."""
+        """Return the GPU with this index, the current one for None; raises torch.AcceleratorError if there is none."""
         if os.getpid() != self.process:
             raise RuntimeError(
                 "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
@@ -266,7 +266,7 @@ class VirtualGPU:
 
     def warn_unknown(self) -> None:
         warn_once(
-            self.told,
+            self.warned,
             "with compute=False the virtual GPU knows shapes, not values: a number that nobody knows is read as 1 "
             "(many as nan), and taken for an ordinary, finite one where the program asks",
         )
@@ -284,9 +284,9 @@ def without_gpu() -> Iterator[None]:
     them has left such a block; threads that are started in it never see the GPU. Without a virtual GPU in force,
     and with a real one, it changes nothing.
 
-    A tensor that is on the virtual GPU is in the block what stands behind it: a tensor on "cpu" with the same values,
-    or with `compute=False` one on "meta", with a shape alone. What is written into it is there afterwards; what is made
-    from it is the host's, and stays so. Its memory stays taken, unless it dies.
+    Within the block a tensor of the virtual GPU is its backing tensor: one on "cpu" with the same values, or with
+    `compute=False` one on "meta", with a shape alone. Values written into it stay; tensors made from it are the host's
+    and remain so. Its memory stays allocated, unless it dies.
 
     Raises RuntimeError at its end if a virtual GPU that was started within is still in force, which then stays so.
     """
@@ -302,7 +302,7 @@ _suspending = threading.RLock()
 
 
 def _in_forked_child() -> None:
-    """A lock that another thread held when the process was forked would never be released."""
+    """Replace locks: one that another thread held when the process was forked would never be released."""
     global _suspending
     _suspending = threading.RLock()
     if in_force.current is not None:

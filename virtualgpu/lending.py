@@ -1,4 +1,4 @@
-"""The virtual GPU that a program finds in force: another has started it and will end it, as `run` does for a script."""
+"""Share a running virtual GPU with code that calls `gpulab.setup()`, as `run` does for its script."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from .gpu import VirtualGPU
 
 gpu: VirtualGPU | None = None
-stays = False  # whether a program that asks for another one keeps this all the same
+stays = False  # True: a program that asks for another GPU keeps this one
 
 
 def lend(lent: VirtualGPU | None, *, keep: bool = False) -> None:
-    """Let the program find `lent`; None takes it back. Without `keep` the program may replace it by one of its own."""
+    """Offer `lent` to the program; None takes it back. Without `keep` the program may replace it by one of its own."""
     global gpu, stays
     gpu, stays = lent, lent is not None and keep

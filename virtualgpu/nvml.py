@@ -1,6 +1,6 @@
-"""NVML, the library of NVIDIA's driver, asked so that one failing answer does not cost the others.
+"""Open and query NVML, the driver's management library, so that one failing query does not fail the others.
 
-For the doctor and the monitor. It knows how to open, ask and close; what is asked, and what an answer means, is theirs.
+The doctor and the monitor decide what to query and what an answer means.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 @contextmanager
-def opened(nvml: Any = None) -> Iterator[tuple[Any, Exception | None]]:
-    """The module pynvml while NVML is open and None, or None and the error that kept it shut.
+def nvml_opened(nvml: Any = None) -> Iterator[tuple[Any, Exception | None]]:
+    """Yield the module pynvml and None while NVML is open, or None and the error that prevented it.
 
     `nvml` stands in for pynvml. NVML counts how often it is opened, so stretches may nest and overlap.
     """
@@ -36,7 +36,7 @@ def _open(nvml: Any) -> Any:
 
 
 def attempt(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What `call` returns and None, or None and its error."""
+    """Return the result of `call` and None, or None and its error."""
     try:
         return call(), None
     except Exception as error:
@@ -44,5 +44,5 @@ def attempt(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def as_text(value: Any) -> str | None:
-    """A text of NVML's: its older bindings give bytes."""
+    """Decode a text of NVML's: older bindings return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""The folders of this package, and of those built on it, whose code is no part of a user's program."""
+"""Folders whose code is not the user's: this package, and packages built on it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _folders = [os.path.dirname(os.path.abspath(__file__)) + os.sep]
 
 
 def add(*paths: str) -> None:
-    """Count these files, and the code below these folders, as the package's own too: the course adds its checks."""
+    """Count these files, and all code below these folders, as the package's own; the course adds its checks."""
     whole = (os.path.abspath(path) for path in paths)
     _folders.extend(path + os.sep * os.path.isdir(path) for path in whole)
 
 
 def folders() -> tuple[str, ...]:
-    """Files, and folders with a separator at their end, for `str.startswith`."""
+    """Return files, and folders with a separator at their end, for `str.startswith`."""
     return tuple(_folders)

@@ -1,4 +1,4 @@
-"""The release of PyTorch, where releases differ in what they do on a GPU: (2, 15) for 2.15.1."""
+"""The PyTorch release, where releases behave differently on a GPU: (2, 15) for 2.15.1."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SMALL_RECURRENT_WANTS_LESS = (2, 15)  # the first with a cuDNN (9.26) whose kern
 SEEDS_ON_GPU = (2, 14)  # the first whose attention without dropout makes its two empty seeds on the GPU
 
 
-def of(version: str) -> tuple[int, int]:
-    """From the text of `torch.__version__`; raises ValueError where that begins with no release."""
+def parse_release(version: str) -> tuple[int, int]:
+    """Parse the text of `torch.__version__`; raises ValueError where it begins with no release."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         raise ValueError(f"version is {version!r}; it must begin as 2.15 does")
     return int(found[1]), int(found[2])
 
 
-def running() -> tuple[int, int]:
-    """Of the torch that is imported."""
-    return of(str(torch.__version__))
+def running_release() -> tuple[int, int]:
+    """Return the release of the imported torch."""
+    return parse_release(str(torch.__version__))

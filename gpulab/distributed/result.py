@@ -10,6 +10,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from virtualgpu.units import count
+
 SHOWN_LINES = 40  # of a rank's output, in the text of a run
 _TOLD_LINES = 20  # of it, in an error
 
@@ -86,7 +88,7 @@ class Run:
     grouped: bool = False
 
     def __repr__(self) -> str:
-        lines = [f"{self.script} on {_count(len(self.ranks))}: {self._summary()}"]
+        lines = [f"{self.script} on {count(len(self.ranks), 'rank')}: {self._summary()}"]
         first: dict[str, int] = {}
         for rank in self.ranks:
             text = on_screen(rank.output)
@@ -126,7 +128,7 @@ def failure_text(run: Run, culprit: Rank, beside: Sequence[str] = ()) -> str:
     others = [rank for rank in run.ranks if rank is not culprit]
     same = [rank for rank in others if rank.exception and _cause(rank) == _cause(culprit)]
     who = _with_verb([*same, culprit], culprit.ended)
-    lines = [f"{run.script} on {_count(len(run.ranks))}: {who}{_place(culprit)}", *_reason(run, culprit)]
+    lines = [f"{run.script} on {count(len(run.ranks), 'rank')}: {who}{_place(culprit)}", *_reason(run, culprit)]
     if culprit.exception:
         lines += shortened(culprit.traceback.splitlines(), _TOLD_LINES, "the exception's rank.traceback has them")
     else:
@@ -138,7 +140,8 @@ def failure_text(run: Run, culprit: Rank, beside: Sequence[str] = ()) -> str:
 
 def limit_text(run: Run, timeout: float, beside: Sequence[str] = ()) -> str:
     """What to say of a run that was stopped after `timeout` seconds; `beside` is what another backend would say."""
-    lines = [f"{run.script} on {_count(len(run.ranks))} took longer than timeout={timeout:g} seconds, and was stopped."]
+    ranks = count(len(run.ranks), "rank")
+    lines = [f"{run.script} on {ranks} took longer than timeout={timeout:g} seconds, and was stopped."]
     for rank in run.ranks:
         lines.append(f"Rank {rank.rank} {rank.ended}{_place(rank)}.")
         if rank.pid is not None:
@@ -235,10 +238,6 @@ def _with_verb(ranks: list[Rank], ended: str) -> str:
 def _last_words(rank: Rank, most: int) -> list[str]:
     told = on_screen(rank.output)[-most:]
     return ["It last printed:", *(f"    {line}" for line in told)] if told else ["It printed nothing."]
-
-
-def _count(ranks: int) -> str:
-    return f"{ranks} rank{'s' if ranks > 1 else ''}"
 
 
 def _place(rank: Rank) -> str:

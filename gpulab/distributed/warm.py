@@ -34,7 +34,7 @@ _READY, _RUN, _IMPORT, _RETIRE = b"r", b"f", b"i", b"q"  # as forking.py has the
 # What any rank that trains imports: an optimizer and DistributedDataParallel alone need torch._dynamo, for seconds.
 IMPORTED = ("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo")
 # What ranks with a virtual GPU import; gpulab itself is found where this file is.
-VIRTUAL = ("virtualgpu.gpu", "virtualgpu.ranks.forked")
+VIRTUAL = ("virtualgpu.gpu", "virtualgpu.ranks.fork_preload")
 _GPULAB = str(Path(__file__).parents[2])
 
 # Variables that Python, the loader, torch and what torch loads read once, as they start or are imported.

@@ -85,7 +85,7 @@ def in_clean_state(body: Callable[[], _T], *, seed: int) -> _T:
         torch.set_autocast_enabled("cpu", False)
         elsewhere = torch.get_default_device().type != "cpu"
         on_cpu = torch.device("cpu") if elsewhere else nullcontext()
-        with torch.inference_mode(False), torch.enable_grad(), on_cpu, collecting.of_what_is_new():
+        with torch.inference_mode(False), torch.enable_grad(), on_cpu, collecting.collect_new_only():
             return body()
     finally:
         torch.set_autocast_enabled("cpu", autocast)

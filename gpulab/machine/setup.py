@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from virtualgpu import lending
 from virtualgpu.choice import DEFAULT, choose
 from virtualgpu.pictures.display import show
+from virtualgpu.units import gib
 
 from .. import course  # noqa: F401  (it records the folder in which the notebook began)
 from .card import Card, as_html, as_svg, as_text
@@ -318,7 +319,7 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
         from virtualgpu.clock import rates
 
         device += f": {machine.name}"
-        source = rates.of(machine.virtual_of).source
+        source = rates.rates_of(machine.virtual_of).source
         numbers = (
             "bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA "
             f"allocator, and timed by a model with {source}. Values are computed on this CPU; "
@@ -327,7 +328,7 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
     else:
         numbers = "measured on this GPU; figures from elsewhere say virtual or recorded"
     if machine.total_memory is not None:
-        device += f", {machine.total_memory / 2**30:.1f} GiB"
+        device += f", {gib(machine.total_memory)}"
         device += " of the machine's memory at most" if machine.device.type == "mps" else " of memory"
     if machine.capability is not None:
         device += f", compute capability {'.'.join(map(str, machine.capability))}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from virtualgpu.readings.curve import mib
+from virtualgpu.units import mib
 
 from .storages import storages
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from virtualgpu.readings.counters import MIB
 from virtualgpu.readings.curve import Mark, MemoryCurve
+from virtualgpu.units import MIB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,9 @@ import logging
 from dataclasses import dataclass
 
 from virtualgpu.readings import counters
-from virtualgpu.readings.counters import MIB, DeviceLike
+from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers, numbers
+from virtualgpu.units import MIB, in_mib
 
 _NO_GPU = "no GPU here, so no GPU memory to report; tensors are in the host's memory"
 
@@ -30,9 +31,9 @@ class GPUMemory:
 
     def __str__(self) -> str:
         parts = (
-            f"allocated {self.allocated_bytes / MIB:,.1f}",
-            f"reserved {self.reserved_bytes / MIB:,.1f}",
-            f"peak {self.peak_bytes / MIB:,.1f}",
+            f"allocated {in_mib(self.allocated_bytes)}",
+            f"reserved {in_mib(self.reserved_bytes)}",
+            f"peak {in_mib(self.peak_bytes)}",
         )
         return f"{self.device}: {', '.join(parts)} of {self.total_bytes / MIB:,.0f} MiB, {self.numbers}"
 
@@ -50,9 +51,9 @@ def gpu_memory(device: DeviceLike = "all") -> tuple[GPUMemory, ...]:
             allocated_bytes=stats.get("allocated_bytes.all.current", 0),
             reserved_bytes=stats.get("reserved_bytes.all.current", 0),
             peak_bytes=stats.get("allocated_bytes.all.peak", 0),
-            total_bytes=counters.total(gpu),
+            total_bytes=counters.total_memory(gpu),
         )
-        for gpu in counters.find(counters.checked(device))
+        for gpu in counters.find_gpus(counters.parse_device(device))
         for stats in [gpu.counts.memory_stats(gpu.number)]
     )
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike, Gpu
-from virtualgpu.readings.curve import Mark, MemoryCurve, mib
+from virtualgpu.readings.curve import Mark, MemoryCurve
 from virtualgpu.readings.source import in_force, numbers_of
+from virtualgpu.units import mib
 
 from .replay import Point, Unclear, replay
 
@@ -30,7 +31,7 @@ def timeline(device: DeviceLike = None, *, label: str = "", max_events: int = 20
     """
     if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
         raise ValueError(f"max_events must be a number of events above 0, not {max_events!r}")
-    found = counters.checked(device)
+    found = counters.parse_device(device)
     if found == "all":
         raise ValueError('timeline records one GPU, so device must not be "all"; open one timeline for each GPU')
     return Timeline(found, label, max_events)
@@ -53,7 +54,7 @@ class Timeline:
     @property
     def available(self) -> bool:
         """True if there is a GPU to record; without one the block runs and there is no curve."""
-        return self._gpu is not None if self._entered else bool(counters.find(self._device))
+        return self._gpu is not None if self._entered else bool(counters.find_gpus(self._device))
 
     @property
     def curve(self) -> MemoryCurve:
@@ -100,7 +101,7 @@ class Timeline:
     def __enter__(self) -> Timeline:
         if self._open:
             raise RuntimeError("this timeline is open already: record a second stretch with a timeline of its own")
-        gpus = counters.find(self._device)
+        gpus = counters.find_gpus(self._device)
         self._gpu, self._curve, self._history, self._readings = (gpus[0] if gpus else None), None, None, []
         self._entered = True
         if self._gpu is not None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from virtualgpu.readings import counters
-from virtualgpu.readings.counters import MIB, DeviceLike
+from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers
+from virtualgpu.units import MIB
 
 from .windows import Window, lock
 
@@ -77,7 +78,7 @@ class GPUMemoryTracker:
         if callable(device):
             raise TypeError("GPUMemoryTracker needs its parentheses as a decorator: @GPUMemoryTracker()")
         try:
-            self._device = counters.checked(device)
+            self._device = counters.parse_device(device)
         except ValueError as error:
             hint = f" A label is given by name: GPUMemoryTracker(label={device!r})." if isinstance(device, str) else ""
             raise ValueError(f"{error}.{hint}") from None
@@ -94,7 +95,7 @@ class GPUMemoryTracker:
             self._open, self._windows = True, None
         windows: list[Window] = []
         try:
-            gpus = counters.find(self._device)
+            gpus = counters.find_gpus(self._device)
             for gpu in gpus:
                 gpu.counts.synchronize(gpu.number)
             with lock:
@@ -154,7 +155,7 @@ class GPUMemoryTracker:
     @property
     def available(self) -> bool:
         """True if there was a GPU at entry; before an entry, if there is one."""
-        return bool(counters.find(self._device) if self._windows is None else self._windows)
+        return bool(counters.find_gpus(self._device) if self._windows is None else self._windows)
 
     @property
     def numbers(self) -> Numbers | None:

@@ -26,7 +26,7 @@ class Window:
         self.key = (0 if gpu.scope is None else id(gpu.scope), gpu.type, gpu.number)
         others = open_windows.get(self.key)
         if others:
-            _raise_peaks(others, counters.peak(gpu))
+            _raise_peaks(others, counters.peak_allocated(gpu))
         gpu.counts.reset_peak_memory_stats(gpu.number)
         self.entry = self.now = self.peak = counters.allocated(gpu)
         open_windows.setdefault(self.key, []).append(self)

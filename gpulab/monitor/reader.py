@@ -6,7 +6,7 @@ import time
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from virtualgpu.nvml import opened
+from virtualgpu.nvml import nvml_opened
 from virtualgpu.readings.source import in_force
 
 from . import driver
@@ -42,7 +42,7 @@ class Reader(AbstractContextManager["Reader"]):
         if scope is not None:
             return scope.clock, *self._virtual.read(scope)
         if self._nvml is None and self._error is None:
-            self._nvml, self._error = self._open.enter_context(opened(self._given))
+            self._nvml, self._error = self._open.enter_context(nvml_opened(self._given))
         # Real time, also within a scope.
         at = time.monotonic()
         if self._error is not None:

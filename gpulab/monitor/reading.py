@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from virtualgpu.readings.source import Numbers
-
-MIB = 2**20
+from virtualgpu.units import MIB
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from virtualgpu.readings.source import Numbers
+from virtualgpu.units import count
 
 from .reading import Reading, Readings, Slice, memory
 from .visible import is_mine
@@ -85,7 +86,7 @@ class Summary:
     def __repr__(self) -> str:
         if not self.gpus:
             return f"no GPU was read: {self.reason}"
-        readings = f"{self.samples} reading{'' if self.samples == 1 else 's'}"
+        readings = count(self.samples, "reading")
         clock = " on the virtual GPU's clock" if all(gpu.numbers == "virtual" for gpu in self.gpus) else ""
         head = f"{self.seconds:.3g} s{clock}, {readings}"
         return "\n".join([head, *map(str, self.gpus), *([f"Then: {self.reason}"] if self.reason else [])])

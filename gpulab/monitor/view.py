@@ -36,7 +36,7 @@ class View:
         self._over = False
         self._drawn = self._took = 0.0  # time and duration of the last drawing
         self._picture = ipywidgets.HTML()
-        self.box = asleep.told(ipywidgets.VBox([self._picture, *([_button(stop)] if stop else [])]))
+        self.box = asleep.mark_without_kernel(ipywidgets.VBox([self._picture, *([_button(stop)] if stop else [])]))
         self.box.add_class(BOX_CLASS)
         self._output: Any = None
 

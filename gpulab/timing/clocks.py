@@ -129,10 +129,10 @@ def clock_of(device: DeviceLike, who: str) -> Clock:
 
     Raises TypeError if it is no device, ValueError if it does not exist; `who` names the caller in the message.
     """
-    found = counters.checked(device)
+    found = counters.parse_device(device)
     if found == "all":
         raise ValueError(f'{who} reads the clock of one GPU, so device must not be "all"; time each GPU by itself')
-    gpus = counters.find(found)
+    gpus = counters.find_gpus(found)
     if gpus:
         return Clock(gpus[0])
     if found is not None and found.type != "cpu":

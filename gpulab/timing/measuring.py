@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers
+from virtualgpu.units import duration_ms, durations_ms
 
 from .clocks import clock_of
-from .formatting import duration, durations
 
 _UNSTEADY = 0.2  # of the median, between the quartiles: reported from there on
 # Milliseconds, and part of the median, from which work of other streams is reported: synchronising takes time too.
@@ -66,16 +66,16 @@ class Timing:
 
     def __str__(self) -> str:
         start = f"{self.label}: " if self.label else ""
-        after = f"; other streams went on for {duration(self.after_ms)} more" if self.after_ms else ""
-        return f"{start}{duration(self.median_ms)}, {self._spread()} ({self.numbers}, {self.how}){after}"
+        after = f"; other streams went on for {duration_ms(self.after_ms)} more" if self.after_ms else ""
+        return f"{start}{duration_ms(self.median_ms)}, {self._spread()} ({self.numbers}, {self.how}){after}"
 
     def _spread(self) -> str:
         runs = len(self.times_ms)
         if runs == 1:
             return "one run"
-        (first, third), unit = durations(self.quartiles_ms, of=self.median_ms)
+        (first, third), unit = durations_ms(self.quartiles_ms, of=self.median_ms)
         if first == third:
-            low, high = durations((min(self.times_ms), max(self.times_ms)), of=self.median_ms)[0]
+            low, high = durations_ms((min(self.times_ms), max(self.times_ms)), of=self.median_ms)[0]
             return f"median of {runs} runs, {'all alike' if low == high else 'half of them alike'}"
         unsteady = f", unsteady: {self.relative_spread:.0%} apart" if self.relative_spread > _UNSTEADY else ""
         return f"median of {runs} runs, half of them from {first} to {third} {unit}{unsteady}"

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from virtualgpu.readings.source import Numbers, numbers
+from virtualgpu.units import three_figures
 
-from .formatting import rounded
 from .measuring import Timing
 from .stopwatch import Timer
 
@@ -23,7 +23,7 @@ class Throughput:
     numbers: Numbers
 
     def __str__(self) -> str:
-        return f"{rounded(self.per_second)} {self.unit}/s ({self.numbers})"
+        return f"{three_figures(self.per_second)} {self.unit}/s ({self.numbers})"
 
     __repr__ = __str__
 

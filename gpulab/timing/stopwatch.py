@@ -10,9 +10,9 @@ import time
 from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers, in_force
+from virtualgpu.units import duration_ms
 
 from .clocks import Pair, clock_of
-from .formatting import duration
 
 
 class Timer:
@@ -43,7 +43,7 @@ class Timer:
         if not isinstance(label, str):
             raise TypeError(f"label must be a text, not {label!r} ({type(label).__name__})")
         try:
-            self._device = counters.checked(device)
+            self._device = counters.parse_device(device)
         except ValueError as error:
             hint = f" A label is given by name: Timer(label={device!r})." if isinstance(device, str) else ""
             raise ValueError(f"{error}.{hint}") from None
@@ -122,8 +122,8 @@ class Timer:
         if self._pair is None or self._open or not self._ended:
             return f"{start}{'still open' if self._open else 'nothing timed'}"
         if self._pair.device == "cpu":
-            return f"{start}{duration(self.ms)} on the host ({self.numbers}, {self.how})"
+            return f"{start}{duration_ms(self.ms)} on the host ({self.numbers}, {self.how})"
         return (
-            f"{start}{duration(self.ms)} on {self._pair.device}, {duration(self.host_ms)} on the host "
+            f"{start}{duration_ms(self.ms)} on {self._pair.device}, {duration_ms(self.host_ms)} on the host "
             f"({self.numbers}, {self.how})"
         )

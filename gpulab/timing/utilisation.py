@@ -14,8 +14,8 @@ from virtualgpu.gpus.specs import SPECS, Spec
 from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers
+from virtualgpu.units import three_figures
 
-from .formatting import rounded
 from .measuring import Timing, check_function
 from .rates import Time, positive, seconds
 from .stopwatch import Timer
@@ -40,7 +40,7 @@ class MFU:
     numbers: Numbers
 
     def __str__(self) -> str:
-        rates = f"{rounded(self.tflops)} of {self.peak_tflops:g} TFLOP/s"
+        rates = f"{three_figures(self.tflops)} of {self.peak_tflops:g} TFLOP/s"
         return f"MFU {self.fraction:.1%}: {rates} ({self.numbers}; {self.peak})"
 
     __repr__ = __str__
@@ -127,10 +127,10 @@ def _gpu(device: DeviceLike) -> tuple[str, Spec | None] | None:
     """Return the GPU's name, and its row in the table of specifications."""
     import torch
 
-    found = counters.checked(device)
+    found = counters.parse_device(device)
     if found == "all":
         raise ValueError('mfu is that of one GPU, so device must not be "all"')
-    gpus = counters.find(found)
+    gpus = counters.find_gpus(found)
     if gpus and gpus[0].type == "cuda":
         product = torch.cuda.get_device_name(gpus[0].number)
         return product, next((row for row in SPECS.values() if row.product == product), None)
@@ -208,6 +208,6 @@ def _too_fast(
     )
     listed = "\n".join(f"- {cause}" for cause in causes)
     return (
-        f"{rounded(rate)} TFLOP/s is {rounded(rate / peak)} times the peak of {peak:g} ({where}): the time "
+        f"{three_figures(rate)} TFLOP/s is {three_figures(rate / peak)} times the peak of {peak:g} ({where}): the time "
         f"or the count is wrong.\n{listed}"
     )

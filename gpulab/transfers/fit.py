@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from virtualgpu.clock.rates import line
+from virtualgpu.clock.rates import relative_fit
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def fit(sizes_bytes: Sequence[float], times_ms: Sequence[float]) -> Fit | None:
             raise ValueError(f"{name} must be numbers above 0, not {list(values)!r}")
     if len(set(sizes_bytes)) < 2:
         return None
-    latency, slope = line(list(zip(sizes_bytes, times_ms, strict=True)))  # in ms, and ms per byte
+    latency, slope = relative_fit(list(zip(sizes_bytes, times_ms, strict=True)))  # in ms, and ms per byte
     u = [1 / time for time in times_ms]
     v = [size / time for size, time in zip(sizes_bytes, times_ms, strict=True)]
     if latency < 0:

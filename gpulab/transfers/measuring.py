@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike, Gpu
 from virtualgpu.readings.source import numbers_of
+from virtualgpu.units import decimal_size
 
 from .. import timing
 from ..timing import Timing
-from .picture import size
 from .results import Copy, Direction, Kind, Pinning, Series, Transfers
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def _checked(sizes_bytes: Iterable[float]) -> list[int]:
 
 
 def _gpu(device: DeviceLike) -> Gpu:
-    found = counters.checked(device)
+    found = counters.parse_device(device)
     if found == "all":
         raise ValueError('transfers.measure copies to one GPU, so device must not be "all"')
-    gpus = counters.find(found)
+    gpus = counters.find_gpus(found)
     if not gpus:
         named = "" if found is None else f" called {str(found)!r}"
         raise RuntimeError(
@@ -107,7 +107,7 @@ class _Bench:
                     self._check_room(nbytes)
                     self._measure(nbytes)
                 except _NoRoom as reason:
-                    self._skipped.append(f"{size(nbytes)} left out: {reason}")
+                    self._skipped.append(f"{decimal_size(nbytes)} left out: {reason}")
         finally:
             _give_back()
         return Transfers(
@@ -127,10 +127,12 @@ class _Bench:
         else:
             needed, free = _HOST * nbytes, _host_free()
             if needed > free:
-                raise _NoRoom(f"it needs {size(needed)} of the host's memory, and {size(free)} are free")
+                raise _NoRoom(
+                    f"it needs {decimal_size(needed)} of the host's memory, and {decimal_size(free)} are free"
+                )
             needed, free = nbytes, _free(self._gpu)
         if needed > free:
-            raise _NoRoom(f"it needs {size(needed)} of the GPU's memory, and {size(free)} are free")
+            raise _NoRoom(f"it needs {decimal_size(needed)} of the GPU's memory, and {decimal_size(free)} are free")
 
     def _measure(self, nbytes: int) -> None:
         """Measure all kinds of one size, or none."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from virtualgpu.units import decimal_size
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -36,7 +38,7 @@ def plot(found: Transfers) -> Figure:
     for axes in (times, rates):
         axes.set_xscale("log")
         axes.set_xlabel("size of the copy")
-        axes.xaxis.set_major_formatter(lambda value, position: size(value))
+        axes.xaxis.set_major_formatter(lambda value, position: decimal_size(value))
     times.set_yscale("log")
     times.set_ylabel(f"milliseconds, {found.numbers}")
     times.yaxis.set_major_formatter(lambda value, position: f"{value:,g}")
@@ -60,11 +62,3 @@ def _draw(times: Any, rates: Any, series: Series, color: str) -> None:
     between = [sizes[0] * (sizes[-1] / sizes[0]) ** (step / 100) for step in range(101)]
     times.plot(between, [line.ms(x) for x in between], color=color, linewidth=1.5, label=f"fit, {series.kind}")
     rates.plot(between, [x / line.ms(x) * 1e-6 for x in between], color=color, linewidth=1.5)
-
-
-def size(nbytes: float) -> str:
-    """Return bytes in a decimal unit, as data sheets: 1 MB is 10⁶ bytes."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if float(f"{nbytes:.3g}") >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
-    return f"{nbytes:.3g} bytes"

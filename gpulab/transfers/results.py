@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from virtualgpu.readings.source import Numbers
+from virtualgpu.units import decimal_size, duration_ms, three_figures
 
 from ..timing import Timing
-from ..timing.formatting import duration, rounded
 from .fit import Fit, fit
-from .picture import show_plot, size
+from .picture import show_plot
 
 Direction = Literal["h2d", "d2h", "d2d"]
 Kind = Literal["pinned", "pageable", "on the GPU"]
@@ -81,8 +81,8 @@ class Series:
             return f"{self.kind}: too few sizes for a line"
         worst = "the times lie on this line" if line.worst < 0.005 else f"the times are within {line.worst:.0%} of it"
         return (
-            f"{self.kind}: {duration(line.latency_us / 1e3)} + bytes / ({rounded(line.bandwidth_gbps)} GB/s), half of "
-            f"that rate at {size(line.half_rate_bytes)}; {worst}"
+            f"{self.kind}: {duration_ms(line.latency_us / 1e3)} + bytes / ({three_figures(line.bandwidth_gbps)} GB/s), "
+            f"half of that rate at {decimal_size(line.half_rate_bytes)}; {worst}"
         )
 
     __repr__ = __str__
@@ -149,13 +149,13 @@ class Transfers:
             return "No size was measured"
         (kind, best), *rest = reached
         first = "Copies on the GPU" if kind == "on the GPU" else f"{kind.capitalize()} copies"
-        return f"{first} reach {rounded(best)} GB/s" + "".join(f", {k} ones {rounded(b)}" for k, b in rest)
+        return f"{first} reach {three_figures(best)} GB/s" + "".join(f", {k} ones {three_figures(b)}" for k, b in rest)
 
     def describe(self) -> str:
         """Return all results in sentences, as alt text."""
         parts = [f"{self.finding()} ({self.route}, {self.gpu}, {self.numbers})."]
         for series in self.series:
-            times = ", ".join(f"{size(copy.nbytes)} {duration(copy.ms)}" for copy in series.copies)
+            times = ", ".join(f"{decimal_size(copy.nbytes)} {duration_ms(copy.ms)}" for copy in series.copies)
             parts.append(f"Time by size, {series.kind}: {times}. {series}.")
         return " ".join(parts + list(self.skipped))
 
@@ -180,10 +180,10 @@ def _table(found: Transfers) -> list[str]:
         head += [series.kind, "GB/s"]
     rows = [[*head, "pin_memory()" if pinning else ""]]
     for index, nbytes in enumerate(copy.nbytes for copy in found.series[0].copies):
-        row = [size(nbytes)]
+        row = [decimal_size(nbytes)]
         for series in found.series:
             copy = series.copies[index]
-            row += [duration(copy.ms), rounded(copy.gbps)]
-        rows.append([*row, duration(pinning[nbytes]) if nbytes in pinning else ""])
+            row += [duration_ms(copy.ms), three_figures(copy.gbps)]
+        rows.append([*row, duration_ms(pinning[nbytes]) if nbytes in pinning else ""])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -16,8 +16,8 @@ from . import states
 
 US = 1e-6
 EAGER = Work(launch=5, kernel=20, kernels=24, item=0, streams=1, filling=True, mode="eager")
-LATENCY = rates.of("T4").launch_us * US  # from a launch to the start of its kernel on an idle GPU
-COPY = rates.of("T4").copy_us * US
+LATENCY = rates.rates_of("T4").launch_us * US  # from a launch to the start of its kernel on an idle GPU
+COPY = rates.rates_of("T4").copy_us * US
 
 
 whole_range = states.whole_range(LaunchQueue, examples=60)

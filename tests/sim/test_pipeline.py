@@ -31,7 +31,7 @@ MIB = 2**20
 GPUS = list(Pipeline.controls[0].options)
 DEFAULT = {control.name: control.value for control in Pipeline.controls}
 PLAIN = Work(60 * MS, 0.0, 0, 2, False, 64 * MIB, False, False, False, 25 * MS, "T4")
-HOST = rates.of("T4").host
+HOST = rates.rates_of("T4").host
 PAGEABLE, PINNED = 64 * MIB / 6e9 + 8e-6, 64 * MIB / 12e9 + 8e-6  # PCIe 3 x16, and 8 µs for each copy
 
 

@@ -68,7 +68,7 @@ class TestByHand:
         assert "a lane of the GPU is 3 times slower" in seen.finding
 
     def test_launch_and_copies_come_on_top(self):
-        seen, reached = race(), rates.of("T4")
+        seen, reached = race(), rates.rates_of("T4")
         copy = reached.copy_us * 1e-6 + 128_000 / (reached.pinned_gbps * 1e9)
         assert [phase.name for phase in seen.gpu_side.phases] == ["copy in", "launch", "tasks", "copy out"]
         assert seen.gpu_side.spent("copy in") == seen.gpu_side.spent("copy out") == pytest.approx(copy)
@@ -235,7 +235,7 @@ class TestSimulator:
     def test_a_preset_holds_its_lanes_and_has_its_own_link(self, gpu):
         result = Race(gpu=gpu).result
         assert result.lanes == SHOWN[gpu].fp32_lanes
-        copy = rates.of(gpu).copy_us * 1e-6 + 128_000 / (rates.of(gpu).pinned_gbps * 1e9)
+        copy = rates.rates_of(gpu).copy_us * 1e-6 + 128_000 / (rates.rates_of(gpu).pinned_gbps * 1e9)
         assert result.gpu_side.spent("copy in") == pytest.approx(copy)
         rows = {name: source for name, _, source in result.rows()}
         assert rows["GPU lanes"] == "recorded: data sheet"

@@ -167,7 +167,7 @@ class TestTime:
             pinned: state(*commands, "input_data to GPU", pinned=pinned, non_blocking=True).copies[-1]
             for pinned in (True, False)
         }
-        host = rates.of("A100-80").host
+        host = rates.rates_of("A100-80").host
         assert lines[True].call == pytest.approx((host.operation_us + host.launch_us) * 1e-6)
         assert lines[False].call > 0.9 * lines[False].copy
         assert (
@@ -184,7 +184,7 @@ class TestTime:
 
     def test_each_generation_doubles_the_rate(self):
         over = [state(gpu="H200", slot=slot).outcome.rates for slot in (3, 4, 5)]
-        recorded = rates.of("H200").pinned_gbps
+        recorded = rates.rates_of("H200").pinned_gbps
         assert [r.pinned_gbps for r in over] == pytest.approx([recorded / 4, recorded / 2, recorded])
         assert [r.pageable_gbps for r in over] == pytest.approx([recorded / 8, 10, 10])  # then the host is the limit
         times = [state(gpu="H200", slot=slot).copying for slot in (3, 4, 5)]

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpulab import timing
-from gpulab.timing import formatting
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.gpus.specs import SPECS
+from virtualgpu.units import duration_ms
 
 
 def taken(ms, numbers="measured", how="CUDA events"):
@@ -32,12 +32,12 @@ def taken(ms, numbers="measured", how="CUDA events"):
     ],
 )
 def test_durations_have_four_figures_and_a_unit_that_suits(ms, text):
-    assert formatting.duration(ms) == text
+    assert duration_ms(ms) == text
 
 
 @given(st.floats(1e-6, 1e7))
 def test_a_duration_can_be_read_back(ms):
-    number, unit = formatting.duration(ms).split()
+    number, unit = duration_ms(ms).split()
     scale = {"s": 1e3, "ms": 1, "µs": 1e-3, "ns": 1e-6}[unit]
     assert float(number.replace(",", "")) * scale == pytest.approx(ms, rel=6e-4)
 

@@ -4,8 +4,8 @@ import pytest
 
 from gpulab import timing
 from gpulab.transfers import Copy, Pinning, Series, Transfers, picture
-from gpulab.transfers.picture import size
 from virtualgpu.pictures import style
+from virtualgpu.units import decimal_size
 
 
 def series(kind, latency_us, gbps, sizes=(1_000, 1_000_000, 1_000_000_000)):
@@ -71,7 +71,7 @@ def test_one_size_has_no_line():
     [(1, "1 bytes"), (999, "999 bytes"), (1000, "1 kB"), (999_999, "1 MB"), (1.5e6, "1.5 MB"), (2**30, "1.07 GB")],
 )
 def test_sizes_are_decimal(nbytes, text):
-    assert size(nbytes) == text
+    assert decimal_size(nbytes) == text
 
 
 def drawn(found):

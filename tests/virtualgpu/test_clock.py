@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from virtualgpu.clock import clock as clocks
 from virtualgpu.clock import hosts, rates
 from virtualgpu.clock.clock import QUEUE, Clock, Covered, Engine, Span
-from virtualgpu.clock.timeline import as_trace, communication, recording
+from virtualgpu.clock.timeline import as_trace, communication, record_timeline
 
 US = 1e-6
 HOST_US = 5.0
-T4 = replace(rates.of("T4"), host=hosts.launching(HOST_US), power=None)
+T4 = replace(rates.rates_of("T4"), host=hosts.host_with_launch_time(HOST_US), power=None)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def exchange(clock, arrived, ready):
 def test_the_kernel_of_an_early_rank_spins_until_the_last_has_come_and_all_end_together(clock):
     """As NCCL's do: long on the early rank, short on the late one, whose bytes move in the same time."""
     late = Clock(1, T4)
-    with recording(clock) as early_one, recording(late) as late_one:
+    with record_timeline(clock) as early_one, record_timeline(late) as late_one:
         ends = exchange(clock, 1 * MS, 11 * MS), exchange(late, 11 * MS, 11 * MS)
     assert ends[0] == ends[1] == pytest.approx(13 * MS)
     (long,), (short,) = early_one.spans, late_one.spans
@@ -153,7 +153,7 @@ def test_a_gpu_that_waits_in_a_collective_is_busy_and_computes_nothing(clock):
     gpu.joins()
     gpu.kernel(0, 4 * MS, "k")
     began = gpu.done - 4 * MS
-    with recording(clock) as timeline:
+    with record_timeline(clock) as timeline:
         exchange(clock, began + 2 * MS, began + 8 * MS)  # half of the kernel lies beside it, which ends at 10 ms
         gpu.kernel(0, 1 * MS, "k")  # from 4 to 5 ms
     assert clock.computing() == pytest.approx(5 * MS)
@@ -185,7 +185,7 @@ def ticking(monkeypatch):
     """Clocks of the given kinds, and a function that lets this machine's time pass for them."""
     now = [100.0]
     monkeypatch.setattr(clocks, "real", lambda: now[0])
-    monkeypatch.setattr(clocks, "queued", lambda: 0.0)
+    monkeypatch.setattr(clocks, "seconds_without_core", lambda: 0.0)
 
     def pass_(seconds):
         now[0] += seconds
@@ -216,7 +216,7 @@ def test_perf_counter_has_the_hosts_own_time_and_not_that_of_a_gpus_work(ticking
 def test_what_other_programs_take_of_the_processor_is_not_the_hosts_own(ticking, monkeypatch):
     make, pass_ = ticking
     waited = [7.0]
-    monkeypatch.setattr(clocks, "queued", lambda: waited[0])
+    monkeypatch.setattr(clocks, "seconds_without_core", lambda: waited[0])
     clock = make()
     operation(clock, pass_, 1.0)
     waited[0] += 0.5
@@ -400,7 +400,7 @@ def test_whatever_is_called_time_goes_forward_and_streams_keep_their_order(calls
     clock = Clock(1, T4)
     gpu = clock.devices[0]
     ends = {0: 0.0, 1: 0.0, 2: 0.0}
-    with recording(clock) as timeline:
+    with record_timeline(clock) as timeline:
         for kind, *rest in calls:
             host = clock.host
             if kind == "kernel":
@@ -441,9 +441,9 @@ def test_a_chrome_trace_has_every_span_in_its_lane_in_microseconds():
 
 
 def test_recordings_nest_and_the_outer_one_has_it_all(clock):
-    with recording(clock) as outer:
+    with record_timeline(clock) as outer:
         clock.devices[0].kernel(0, US, "a")
-        with recording(clock) as inner:
+        with record_timeline(clock) as inner:
             clock.devices[0].kernel(0, US, "b")
     assert {span.name for span in inner.spans} == {"b"}
     assert {span.name for span in outer.spans} == {"a", "b"}

@@ -41,7 +41,7 @@ def pairs():
     allowed = torch.backends.cudnn.allow_tf32
     gpu = VirtualGPU("H200", compute=False)
     gpu.keeps_workspaces = True
-    gpu.release = release.of(MEASURED["torch"])
+    gpu.release = release.parse_release(MEASURED["torch"])
     found = []
     with gpu:
         torch.randn(8, 8, device="cuda") @ torch.randn(8, 8, device="cuda")

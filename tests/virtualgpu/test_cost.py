@@ -257,7 +257,7 @@ def test_the_same_with_values_and_with_shapes_only(form):
 
 
 def test_rates_of_a_scope_are_those_of_its_gpu(gpu):
-    assert gpu.rates is rates.of(gpu.spec.name)
+    assert gpu.rates is rates.rates_of(gpu.spec.name)
 
 
 @pytest.mark.parametrize(("name", "faster"), [("T4", False), ("V100-16", False), ("A100-40", True)])

@@ -14,7 +14,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 
 from gpulab import VirtualGPU
-from virtualgpu.scope.ownership import dense
+from virtualgpu.scope.ownership import is_dense
 
 
 def mlp():
@@ -172,8 +172,8 @@ def test_they_may_lie_in_any_order_of_dimensions(dims):
 
 def test_but_in_one_piece():
     x = torch.randn(4, 6, 8)
-    assert all(dense(t) for t in (x, x.permute(2, 0, 1), x[1:2, 2], x.permute(1, 0, 2).contiguous().mT, x[:, :0]))
-    assert not any(dense(t) for t in (x[..., :4], x[::2], x[:, :1].expand_as(x), x[:1, :, ::2].permute(2, 1, 0)))
+    assert all(is_dense(t) for t in (x, x.permute(2, 0, 1), x[1:2, 2], x.permute(1, 0, 2).contiguous().mT, x[:, :0]))
+    assert not any(is_dense(t) for t in (x[..., :4], x[::2], x[:, :1].expand_as(x), x[:1, :, ::2].permute(2, 1, 0)))
 
 
 def test_a_gradient_that_someone_else_holds_is_not_written_over():

@@ -11,15 +11,15 @@ def test_a_host_that_takes_twice_as_long_does_so_for_everything():
     twice = hosts.REFERENCE.times(2)
     assert (twice.backward_us, twice.event_us) == (2 * hosts.REFERENCE.backward_us, 2 * hosts.REFERENCE.event_us)
     assert twice.name == "reference × 2"
-    assert hosts.host(2) == twice
-    assert hosts.host(twice) is twice
-    assert hosts.host("server") is hosts.SERVER
+    assert hosts.find_host(2) == twice
+    assert hosts.find_host(twice) is twice
+    assert hosts.find_host("server") is hosts.SERVER
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan"), True])
 def test_a_factor_is_a_number_above_0(wrong):
     with pytest.raises((ValueError, TypeError), match="must be"):
-        hosts.host(wrong)
+        hosts.find_host(wrong)
 
 
 def test_an_unknown_host_is_named_with_those_that_there_are():
@@ -117,9 +117,9 @@ def test_a_layers_call_costs_more_than_a_lines():
 
 def test_plan_and_report_agree_with_the_events_where_the_host_is_the_limit():
     from virtualgpu import planning
+    from virtualgpu.running.memory_watch import MemoryWatch
     from virtualgpu.running.meters import VirtualMeter
-    from virtualgpu.running.places import Places
-    from virtualgpu.running.watch import Watch
+    from virtualgpu.running.source_lines import SourceLines
 
     def build(batch):
         model, x = deep().to("cuda"), torch.zeros(batch, 64, device="cuda")
@@ -132,7 +132,7 @@ def test_plan_and_report_agree_with_the_events_where_the_host_is_the_limit():
 
     planned = planning.plan(build, batch=8, gpu="A100-80").step_ms
     with VirtualGPU("A100-80", compute=False) as gpu:
-        meter = VirtualMeter(gpu, [Watch(device, Places(__file__)) for device in gpu.devices])
+        meter = VirtualMeter(gpu, [MemoryWatch(device, SourceLines(__file__)) for device in gpu.devices])
         step, spent = build(8), []
         for _ in range(3):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

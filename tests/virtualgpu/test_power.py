@@ -49,13 +49,13 @@ def test_nothing_becomes_faster_and_the_budget_is_kept(work):
 
 
 def test_the_boards_that_meet_their_limit():
-    meet = {name for name in SPECS if rates.of(name).power is not None}
+    meet = {name for name in SPECS if rates.rates_of(name).power is not None}
     assert {"T4", "L4", "L40S", "H100-PCIE", "RTXPRO6000-MAXQ"} <= meet
     assert not {"V100-16", "A100-80", "H100", "RTX3090", "RTX4090"} & meet
 
 
 def test_a_precision_without_hardware_needs_what_the_lanes_need():
-    power = rates.of("T4").power
+    power = rates.rates_of("T4").power
     assert power.per_flop_pj["bf16"] == power.per_flop_pj["tf32"] == power.per_flop_pj["fp32"]
     assert power.per_flop_pj["fp16"] < power.per_flop_pj["fp32"] / 4
-    assert rates.of("L4").power.per_flop_pj["bf16"] < rates.of("L4").power.per_flop_pj["fp32"]
+    assert rates.rates_of("L4").power.per_flop_pj["bf16"] < rates.rates_of("L4").power.per_flop_pj["fp32"]

@@ -13,7 +13,7 @@ from virtualgpu.clock import collectives
 from virtualgpu.clock.timeline import communication
 from virtualgpu.operations import known_values
 from virtualgpu.scope.refusals import NotMirrored
-from virtualgpu.surface.distributed import same
+from virtualgpu.surface.distributed import same_gpus_factory
 
 MODES = pytest.mark.parametrize("compute", [True, False], ids=["values", "shapes"])
 
@@ -464,5 +464,5 @@ def test_a_merged_trace_shows_them(begin, tmp_path):
 
 def test_a_spawned_process_has_the_same_host_and_links():
     gpu = VirtualGPU("H100", link="nvswitch-h100", host=3)
-    child = same(gpu)()
+    child = same_gpus_factory(gpu)()
     assert (child.link, child.adapters, child.rates.host) == (gpu.link, gpu.adapters, gpu.rates.host)

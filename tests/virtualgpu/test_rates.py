@@ -17,7 +17,7 @@ every = pytest.mark.parametrize("name", SPECS)
 
 @every
 def test_nothing_is_faster_than_its_peak(name):
-    gpu, reached = spec(name), rates.of(name)
+    gpu, reached = spec(name), rates.rates_of(name)
     for dtype, value in reached.tflops.items():
         peak = gpu.tflops.get(dtype) or gpu.tflops["fp32"]
         above = 1.12 if "RTX" in name or name in ("A10G", "L4", "L40S") else 1  # boards that clock above their boost
@@ -29,33 +29,33 @@ def test_nothing_is_faster_than_its_peak(name):
 
 @every
 def test_a_precision_without_hardware_runs_at_the_rate_of_ordinary_lanes(name):
-    gpu, reached = spec(name), rates.of(name)
+    gpu, reached = spec(name), rates.rates_of(name)
     for dtype in ("tf32", "bf16"):
         if not gpu.has(dtype):
             assert reached.tflops[dtype] == reached.tflops["fp32"]
 
 
 def test_published_figures():
-    assert rates.of("T4").tflops["fp16"] == pytest.approx(49.4)  # cuBLAS on a T4
-    assert rates.of("T4").memory_gbps == pytest.approx(220)  # arXiv 1903.07486
-    assert rates.of("T4").pinned_gbps == pytest.approx(12)  # PCIe 3 x16
-    assert rates.of("A100-80").tflops["bf16"] == pytest.approx(271.2, rel=1e-3)  # stas00/ml-engineering
-    assert rates.published(spec("H100")).tflops["bf16"] == pytest.approx(794.5, rel=1e-3)
-    assert rates.of("B200").tflops["bf16"] == pytest.approx(1745, rel=1e-3)
-    assert rates.published(spec("H200")).memory_gbps == pytest.approx(0.87 * 4800)
-    assert [name for name in SPECS if rates.of(name).source != "published rates"] == ["H100", "H200"]
+    assert rates.rates_of("T4").tflops["fp16"] == pytest.approx(49.4)  # cuBLAS on a T4
+    assert rates.rates_of("T4").memory_gbps == pytest.approx(220)  # arXiv 1903.07486
+    assert rates.rates_of("T4").pinned_gbps == pytest.approx(12)  # PCIe 3 x16
+    assert rates.rates_of("A100-80").tflops["bf16"] == pytest.approx(271.2, rel=1e-3)  # stas00/ml-engineering
+    assert rates.published_rates(spec("H100")).tflops["bf16"] == pytest.approx(794.5, rel=1e-3)
+    assert rates.rates_of("B200").tflops["bf16"] == pytest.approx(1745, rel=1e-3)
+    assert rates.published_rates(spec("H200")).memory_gbps == pytest.approx(0.87 * 4800)
+    assert [name for name in SPECS if rates.rates_of(name).source != "published rates"] == ["H100", "H200"]
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-9), st.lists(st.integers(1, 30), min_size=2, max_size=9, unique=True))
 def test_a_line_is_recovered(at_zero, slope, powers):
-    found = rates.line([(2**p, at_zero + slope * 2**p) for p in powers])
+    found = rates.relative_fit([(2**p, at_zero + slope * 2**p) for p in powers])
     assert found[1] == pytest.approx(slope, rel=1e-5, abs=1e-18)
     assert found[0] == pytest.approx(at_zero, rel=1e-5, abs=1e-12)
 
 
 def test_a_line_needs_two_points():
     with pytest.raises(ValueError, match="points are 1"):
-        rates.line([(1.0, 1.0)])
+        rates.relative_fit([(1.0, 1.0)])
 
 
 RECORDING = {
@@ -88,7 +88,7 @@ RECORDING = {
 
 
 def test_a_recording_gives_the_rates_it_was_made_of():
-    found = rates.recorded(spec("T4"), RECORDING)
+    found = rates.recorded_rates(spec("T4"), RECORDING)
     assert found.source == "recorded on Tesla T4"
     assert found.pinned_gbps == pytest.approx(12, rel=1e-6)
     assert found.pageable_gbps == pytest.approx(5, rel=1e-6)
@@ -101,13 +101,13 @@ def test_a_recording_gives_the_rates_it_was_made_of():
     assert (host.launch_us, host.operation_us, host.layer_us, host.recorded_us) == (3.0, 3.0, 9.0, 3.0)
     assert (host.backward_us, host.cast_us, host.tensor_us, host.event_us) == (9.0, 5.0, 2.0, 9.0)
     assert host.source == "recorded on the host of Tesla T4"
-    assert dict(found.tflops) == {**rates.published(spec("T4")).tflops, "fp32": 5.0, "fp16": 25.0}
+    assert dict(found.tflops) == {**rates.published_rates(spec("T4")).tflops, "fp32": 5.0, "fp16": 25.0}
 
 
 @pytest.mark.parametrize("section", ["copies", "matmul", "host", "first_calls", "touched"])
 def test_what_a_recording_lacks_stays_as_published(section):
-    found = rates.recorded(spec("T4"), {**RECORDING, section: {"error": "out of time"}})
-    published = rates.published(spec("T4"))
+    found = rates.recorded_rates(spec("T4"), {**RECORDING, section: {"error": "out of time"}})
+    published = rates.published_rates(spec("T4"))
     unchanged = {
         "copies": "pinned_gbps memory_gbps", "matmul": "tflops", "host": "host", "first_calls": "first_ms",
         "touched": "l2_gbps",
@@ -118,33 +118,33 @@ def test_what_a_recording_lacks_stays_as_published(section):
 
 def test_a_library_whose_first_call_was_not_recorded_takes_what_is_published():
     calls = {name: s for name, s in RECORDING["first_calls"].items() if name.startswith("matmul")}
-    found = rates.recorded(spec("T4"), {**RECORDING, "first_calls": calls})
+    found = rates.recorded_rates(spec("T4"), {**RECORDING, "first_calls": calls})
     assert found.first_ms["cublas"] == pytest.approx(80)
-    assert found.first_ms["cudnn"] == rates.published(spec("T4")).first_ms["cudnn"]
+    assert found.first_ms["cudnn"] == rates.published_rates(spec("T4")).first_ms["cudnn"]
 
 
 def test_a_recording_of_that_gpu_is_taken_and_one_without_a_gpu_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(rates, "RECORDINGS", tmp_path)
-    rates.of.cache_clear()
+    rates.rates_of.cache_clear()
     try:
         (tmp_path / "no-gpu-as-T4.json").write_text(json.dumps(RECORDING))
-        assert rates.of("T4").source == "published rates"
-        rates.of.cache_clear()
+        assert rates.rates_of("T4").source == "published rates"
+        rates.rates_of.cache_clear()
         (tmp_path / "Tesla-T4.json").write_text(json.dumps(RECORDING))
-        found = rates.of("T4")
+        found = rates.rates_of("T4")
         assert found.source == "recorded on Tesla T4"
         assert found.tflops["fp16"] == 25.0
         assert found.pinned_gbps == pytest.approx(12, rel=1e-6)
         # The machine's part is not every T4's.
-        server = rates.published(spec("T4"))
+        server = rates.published_rates(spec("T4"))
         for field in ["host", "pageable_gbps", "copy_us", "pin_gbps", "first_ms"]:
             assert getattr(found, field) == getattr(server, field)
-        assert rates.of("L4").source == "published rates"
+        assert rates.rates_of("L4").source == "published rates"
     finally:
-        rates.of.cache_clear()
+        rates.rates_of.cache_clear()
 
 
-T4 = rates.of("T4")
+T4 = rates.rates_of("T4")
 sizes = st.integers(1, 5000)
 
 
@@ -180,7 +180,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_products_of_all_sizes_take_about_what_was_measured(name):
-    reached = rates.of(name)
+    reached = rates.rates_of(name)
     ratios = []
     for n, measured in zip(SIZES, MEASURED[name], strict=True):
         seconds = max(reached.product_seconds(n, n, n, 1, "fp16"), reached.memory_seconds(6 * n * n)) + reached.kernel_s
@@ -197,7 +197,7 @@ def test_operands_whose_rows_begin_anywhere_are_slower():
 
 
 def test_the_same_arithmetic_is_slower_where_it_is_short():
-    a100 = rates.of("A100-80")
+    a100 = rates.rates_of("A100-80")
     deep = a100.product_seconds(8192, 1024, 4096, 1, "bf16")
     short = a100.product_seconds(8192, 16384, 256, 1, "bf16")
     assert short > 1.3 * deep

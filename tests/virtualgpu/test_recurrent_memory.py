@@ -197,7 +197,7 @@ def test_layers_take_what_they_took_on_an_h200():
     """Packed or not, with projections, both ways: bytes kept and at the peak, forward and backward."""
     gpu = VirtualGPU("H200", compute=False)
     gpu.keeps_workspaces = True
-    gpu.release = release.of(MEASURED["torch"])
+    gpu.release = release.parse_release(MEASURED["torch"])
     off = []
     with gpu:
         keep = measure_recurrent.warm_up()

@@ -15,7 +15,7 @@ from courselib.ready import python_here
 
 import gpulab
 from virtualgpu.scope.refusals import NotMirrored
-from virtualgpu.surface import later
+from virtualgpu.surface import import_patches
 
 from .surface_scope import scope
 
@@ -130,7 +130,7 @@ def test_a_module_is_changed_when_it_is_imported_and_put_back_at_the_end(tmp_pat
     before = list(sys.meta_path)
     with scope() as gpu:
         change = {"comes_later": lambda module, patches: patches.set(module, "answer", 2)}
-        later.install(gpu, gpu._patches, change)
+        import_patches.install(gpu, gpu._patches, change)
         module = importlib.import_module("comes_later")
         assert module.answer == 2
         assert module.__spec__.loader.get_source("comes_later") == "answer = 1\n"

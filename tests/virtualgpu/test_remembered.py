@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from virtualgpu.gpu import VirtualGPU
-from virtualgpu.operations import remembered
+from virtualgpu.operations import shape_cache
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ OPERATIONS = [
 def test_a_second_time_gives_the_same_as_the_first(gpu, monkeypatch, place):
     operation = OPERATIONS[place]
     with monkeypatch.context() as without:
-        without.setattr(remembered, "_RESULTS", {})
+        without.setattr(shape_cache, "_RESULTS", {})
         expected = form(operation())
     for other in OPERATIONS:  # they are alike, and must not be taken for each other
         other()
@@ -134,9 +134,9 @@ def test_a_step_of_training_allocates_the_same_and_most_of_it_is_remembered(monk
     for memory in (None, {}, {}):
         with VirtualGPU("A100-40", compute=False) as gpu, monkeypatch.context() as patched:
             if memory is None:
-                patched.setattr(remembered, "run", lambda count, func, args, kwargs: func._op(*args, **kwargs))
+                patched.setattr(shape_cache, "run_cached", lambda count, func, args, kwargs: func._op(*args, **kwargs))
             else:
-                patched.setattr(remembered, "_RESULTS", memory)
+                patched.setattr(shape_cache, "_RESULTS", memory)
             model = _net().to("cuda")
             optimizer = torch.optim.AdamW(model.parameters())
             found = []

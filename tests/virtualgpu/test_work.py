@@ -7,7 +7,7 @@ import pytest
 
 from virtualgpu.clock import rates, work
 
-T4 = rates.published(rates.spec("T4"))
+T4 = rates.published_rates(rates.spec("T4"))
 
 
 def test_loads_no_torch():
@@ -37,16 +37,16 @@ def test_tiles_fill_the_multiprocessors_in_waves():
 
 def test_a_transposed_convolution_is_the_other_one_backwards():
     image, feature, weight = (2, 8, 16, 16), (2, 12, 16, 16), (12, 8, 3, 3)
-    (forward,) = work.convolved(T4, image, weight, feature, "fp16")
-    (turned,) = work.convolved(T4, feature, weight, image, "fp16", transposed=True, parts=("input",))
+    (forward,) = work.convolution_parts(T4, image, weight, feature, "fp16")
+    (turned,) = work.convolution_parts(T4, feature, weight, image, "fp16", transposed=True, parts=("input",))
     assert forward == turned
     assert forward[1] == 2 * 2 * 16 * 16 * 12 * 8 * 9
 
 
 def test_groups_divide_the_work():
     shapes = (2, 8, 16, 16), (12, 4, 3, 3), (2, 12, 16, 16)
-    (whole,) = work.convolved(T4, (2, 8, 16, 16), (12, 8, 3, 3), (2, 12, 16, 16), "fp16")
-    (halves,) = work.convolved(T4, *shapes, "fp16", groups=2)
+    (whole,) = work.convolution_parts(T4, (2, 8, 16, 16), (12, 8, 3, 3), (2, 12, 16, 16), "fp16")
+    (halves,) = work.convolution_parts(T4, *shapes, "fp16", groups=2)
     assert halves[1] == whole[1] / 2
 
 
@@ -54,7 +54,7 @@ DEPTHWISE = (64, 32, 56, 56), (32, 1, 3, 3), (64, 32, 56, 56)
 
 
 def test_a_depthwise_convolution_runs_on_the_lanes_and_loads_a_number_for_each_multiply_add():
-    (found,) = work.convolved(T4, *DEPTHWISE, "fp16", groups=32)
+    (found,) = work.convolution_parts(T4, *DEPTHWISE, "fp16", groups=32)
     adds = found[1] / 2
     assert found[0] == pytest.approx(max(2 * adds / (T4.tflops["fp32"] * 1e12), adds / (T4.loads_per_us * 1e6)))
 
@@ -62,10 +62,10 @@ def test_a_depthwise_convolution_runs_on_the_lanes_and_loads_a_number_for_each_m
 @pytest.mark.parametrize(("dtype", "measured"), [("fp32", 17.6), ("fp16", 3.4)])
 def test_a_depthwise_convolutions_backward_is_many_times_its_forward(dtype, measured):
     """On an A100, forward and backward over forward: github.com/pytorch/pytorch/issues/18631, for 3 × 3."""
-    a100 = rates.of("A100-40")
+    a100 = rates.rates_of("A100-40")
     nbytes = (4 if dtype == "fp32" else 2) * 2 * 64 * 32 * 56 * 56
     parts = ("forward", "input", "weight")
-    found = work.convolved(a100, *DEPTHWISE, dtype, groups=32, by_cudnn=dtype == "fp16", parts=parts)
+    found = work.convolution_parts(a100, *DEPTHWISE, dtype, groups=32, by_cudnn=dtype == "fp16", parts=parts)
     forward, by_input, by_weight = (max(seconds, a100.memory_seconds(nbytes)) for seconds, _ in found)
     assert (forward + by_input + by_weight) / forward == pytest.approx(measured, rel=0.6)
 

@@ -1,1 +1,1 @@
-"""The virtual time: a host, streams and engines, and how fast a GPU does what. No torch."""
+"""Performance model: a simulated host, streams, engines, links and NCCL. No torch."""

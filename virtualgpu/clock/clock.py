@@ -1,7 +1,7 @@
-"""The virtual GPUs' time: a host that launches and waits; on each GPU streams, one compute engine, two copy engines.
+"""Simulated time of host and GPUs: launches and waits; per GPU streams, one compute engine, two copy engines.
 
-All times are seconds since the scope began. It knows nothing of torch nor of what an operation costs (`cost`, `rates`);
-what it leaves out: small kernels of several streams do not run side by side, and copies do not slow kernels down.
+All times are seconds since the scope began. No torch, and no cost of operations (`cost`, `rates`). Simplified: small
+kernels of several streams do not run side by side, and copies do not slow kernels down.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from threading import get_ident
 from .graphs import Recording
 from .hosts import Costs
 from .power import Budget
-from .processor import queued
+from .processor import seconds_without_core
 from .rates import Rates
 
-real = time.perf_counter  # as it was before a scope replaced it
-LAUNCHING = 100e-6  # seconds: so much of a pause beside an operation is taken to be Python's part of the launch
-QUEUE = 1024  # launches that a GPU takes before the host has to wait: what is observed, NVIDIA does not document it
+real = time.perf_counter  # the original, before a scope replaces it
+LAUNCHING = 100e-6  # seconds of a pause beside an operation that are taken to be Python's part of the launch
+QUEUE = 1024  # launches that a GPU takes before the host has to wait: observed, NVIDIA does not document it
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time, in seconds: `where` is "host", "kernels", "ranks", "to GPU", "to host" or "range".
+    """One interval of work, in seconds: `where` is "host", "kernels", "ranks", "to GPU", "to host" or "range".
 
     `nbytes` are those that a copy or a collective moves, and of a kernel those that it reads from the GPU's memory and
     writes there (not what the L2 cache gives). `address` is where on the GPU a copy to it begins; 0 where it is not
@@ -48,16 +48,16 @@ class Span:
 
 
 class Covered:
-    """The time in which at least one of several things runs, `seconds` in all, in whatever order they are told."""
+    """The union of intervals, `seconds` long in all; they may be added in any order."""
 
     __slots__ = ("seconds", "spans")
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.spans: list[tuple[float, float]] = []  # in order, apart from each other; the oldest are forgotten
+        self.spans: list[tuple[float, float]] = []  # in order, disjoint; the oldest are dropped
 
     def add(self, start: float, end: float) -> None:
-        """Something runs from `start` to `end`."""
+        """Add the interval from `start` to `end`."""
         spans = self.spans
         if not spans or start > spans[-1][1]:
             spans.append((start, end))
@@ -75,15 +75,15 @@ class Covered:
 
 
 class Engine:
-    """One thing at a time, in the order in which things become ready: an earlier gap that is long enough is used."""
+    """Runs one thing at a time, in the order in which they become ready; a gap that is long enough is used."""
 
     __slots__ = ("busy",)
 
     def __init__(self) -> None:
-        self.busy: list[list[float]] = []  # [start, end], in order, apart from each other
+        self.busy: list[list[float]] = []  # [start, end], in order, disjoint
 
     def take(self, ready: float, seconds: float, now: float) -> float:
-        """When something starts that is ready at `ready`; nothing can become ready before `now` any more."""
+        """Reserve `seconds` from `ready` on, and return the start; nothing becomes ready before `now` any more."""
         busy = self.busy
         while len(busy) > 1 and busy[0][1] <= now:
             busy.pop(0)
@@ -120,56 +120,56 @@ class Clock:
         self.costs, self.launch_s = Costs(rates.host), rates.launch_us * 1e-6
         self.host = self.waited = self.own = 0.0
         self.counts_host = counts_host
-        self.ignores_own = False  # for a check: then what a program measures does not hang on how busy this machine is
+        self.ignores_own = False  # for checks: a program's measurements do not depend on how busy this machine is
         self.record: list[Span] | deque[Span] | None = None
         self.on_wait: list[Callable[[str, float], object]] = []  # `observe` adds to these two
         self.on_question: list[Callable[[], object]] = []
         self.devices = [DeviceClock(self, index) for index in range(count)]
-        self._began = self._last = self._entered = real()  # until `_last` the host's own time is accounted for
-        self._queued = 0, 0.0  # the thread that last asked how long it had waited for a processor, and the answer
+        self._began = self._last = self._entered = real()  # the host's own time is accounted for until `_last`
+        self._queued = 0, 0.0  # the thread that last read its time without a processor, and that time
         self._after_operation = False
         self._asked, self._asked_after = False, 0.0  # the host's last call was a question, and the pause before it
         self._asker = 0  # the thread that asked it
-        self._inside, self._thread = False, 0  # whether a thread is doing a GPU's work, and which
+        self._inside, self._thread = False, 0  # True while a thread does a GPU's work, and that thread
         self._shown = 0.0
         self._stopped = 0
 
     def now(self, index: int = 0) -> float:
-        """When all that GPU `index` has been given will be done."""
+        """Return the time at which all work queued on GPU `index` will be done."""
         return self.devices[index].done
 
     def busy(self, index: int = 0) -> float:
-        """Seconds in which kernels of GPU `index` run or have run, those of collectives too."""
+        """Return the seconds in which kernels of GPU `index` run or have run, collectives included."""
         device = self.devices[index]
         return device.busy if device.covered is None else device.covered.seconds
 
     def computing(self, index: int = 0) -> float:
-        """Seconds of the kernels of GPU `index`, without those of collectives."""
+        """Return the seconds of the kernels of GPU `index`, without collectives."""
         return self.devices[index].busy
 
     def kernels(self, index: int = 0) -> int:
-        """Kernels that GPU `index` was given."""
+        """Return the number of kernels launched on GPU `index`."""
         return self.devices[index].kernels
 
     def launching(self, index: int = 0) -> float:
-        """Seconds of the host's time that the launches of GPU `index` took."""
+        """Return the seconds that the host spent on launches for GPU `index`."""
         return self.devices[index].launching
 
     def flops(self, index: int = 0) -> float:
-        """Floating-point operations in matrix products, convolutions and attention."""
+        """Return the floating-point operations of matrix products, convolutions and attention."""
         return self.devices[index].flops
 
     def flop_seconds(self, index: int = 0) -> float:
-        """Seconds that the kernels with these operations take or have taken."""
+        """Return the seconds of the kernels that do the operations counted by `flops`."""
         return self.devices[index].flop_seconds
 
     # -- the host ----------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """This thread begins to do a GPU's work: what happens until it calls `leave` is not the host's time."""
+        """Begin to do a GPU's work in this thread: until `leave`, no time counts as the host's."""
         thread = get_ident()
         if self._inside and self._thread != thread:
-            return  # another one is at it already, and what passes is its
+            return  # another thread does a GPU's work already
         now = real()
         if now - self._last > LAUNCHING:
             self._account(now, True)
@@ -178,16 +178,16 @@ class Clock:
         self._inside, self._thread, self._entered = True, thread, now
 
     def leave(self) -> None:
-        """The work of a GPU is done."""
+        """End the work that `enter` began."""
         if self._thread == get_ident():
             now = self._last = real()
-            if now - self._entered > LAUNCHING:  # in less, nobody takes a processor away and gives it back
-                self._queued = self._thread, queued()
+            if now - self._entered > LAUNCHING:  # a shorter stretch has no room for a context switch
+                self._queued = self._thread, seconds_without_core()
             self._after_operation, self._inside, self._asked = True, False, False
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """What this thread does within the block takes none of the host's time: for what watches a program."""
+        """Exclude what this thread does within the block from the host's time: for code that watches a program."""
         self.enter()
         self._stopped += 1
         try:
@@ -197,11 +197,11 @@ class Clock:
             self.leave()
 
     def skip(self, seconds: float) -> None:
-        """So much of the time since the last operation was spent on watching, not by the host."""
+        """Exclude `seconds` since the last operation from the host's time: they were spent on watching."""
         self._last += seconds
 
     def _account(self, now: float, before_operation: bool) -> None:
-        """What has passed is the host's own time, but for what the model's launch stands for beside an operation."""
+        """Count the time since `_last` as the host's own, less the part that a modelled launch already stands for."""
         gap = now - self._last
         if gap > 0:
             self._last = now
@@ -217,17 +217,17 @@ class Clock:
                     self.host += gap
 
     def _taken(self) -> float:
-        """Seconds that this thread has waited for a processor since it last asked; 0 where another thread did."""
-        (asker, before), thread, now = self._queued, get_ident(), queued()
+        """Return the seconds this thread lacked a processor since its last call; 0 if another thread called since."""
+        (asker, before), thread, now = self._queued, get_ident(), seconds_without_core()
         self._queued = thread, now
         return now - before if asker == thread else 0.0
 
     def spend(self, seconds: float) -> None:
-        """The host works."""
+        """Advance the host's clock by `seconds` of work."""
         self.host += seconds
 
     def wait(self, until: float, name: str = "wait") -> None:
-        """The host waits."""
+        """Advance the host's clock to `until`, as a wait."""
         if until > self.host:
             if self.record is not None:
                 self.record.append(Span(name, "host", 0, 0, self.host, until - self.host))
@@ -237,14 +237,14 @@ class Clock:
             self.host = until
 
     def call(self) -> None:
-        """The host calls something of CUDA that is no operation: an event, a stream, a wait."""
+        """Charge a CUDA call that is no operation: an event, a stream, a wait."""
         if not self._inside:
             self._account(real(), True)
             self._after_operation = True
         self.host += self.costs.event
 
     def ask(self) -> None:
-        """The host asks whether something is done; asking again and again takes the time that it really takes.
+        """Charge a query whether something is done; repeated queries take the time that they really take.
 
         With `ignores_own`, a pause counts up to twice the one before it (from LAUNCHING up): a program that sleeps
         between its questions gets on, and one that does not is not charged for what else this machine had to do.
@@ -263,19 +263,19 @@ class Clock:
         self._asked, self._asker = True, get_ident()
 
     def reached(self, at: float) -> bool:
-        """Whether the host's clock has come to `at`: a question, which takes its time."""
+        """Return True if the host's clock has reached `at`; a query that returns False takes time."""
         if self.host < at:
             self.ask()
         return self.host >= at
 
     def slept(self, seconds: float) -> None:
-        """This thread has slept, having asked for so much; with `ignores_own` that counts between two questions."""
+        """Note that this thread slept for the `seconds` it asked for; with `ignores_own` they count between queries."""
         if self.ignores_own and self._asked and self._asker == get_ident():
             self.host += seconds
             self._last = real()
 
     def perf_counter(self) -> float:
-        """What `time.perf_counter` answers: the host's own time, and the modelled time of launches and waits."""
+        """Answer `time.perf_counter`: the host's own time plus the modelled time of launches and waits."""
         if not self._inside or self._thread == get_ident():
             self._account(real(), False)
             self._after_operation = False
@@ -283,7 +283,7 @@ class Clock:
         return self._shown
 
     def seen(self) -> float:
-        """About what `perf_counter` would answer, for an onlooker in another thread: looking changes nothing."""
+        """Return roughly `perf_counter`'s answer without changing anything, for an observer in another thread."""
         gap = 0.0 if self._inside else real() - self._last
         return self._at() + (gap if gap > LAUNCHING or not self._after_operation else 0.0)
 
@@ -292,14 +292,14 @@ class Clock:
 
 
 class DeviceClock:
-    """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) add up what it was given but
-    for collectives, `flop_seconds` the time of kernels with flops, `launching` what its kernels' launches took of the
-    host's time. `covered` is the time in which any kernel runs, a collective's too; None before it has any."""
+    """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) total its work without
+    collectives, `flop_seconds` the time of kernels with flops, `launching` the host's time in its launches.
+    `covered` is the time in which any kernel runs, collectives included; None before the first collective."""
 
     def __init__(self, clock: Clock, index: int) -> None:
         self.clock = clock
         self.index = index
-        self.streams: dict[int, float] = {0: 0.0}  # when the last thing given to a stream will be done
+        self.streams: dict[int, float] = {0: 0.0}  # when the last work queued on each stream will be done
         self.several = False
         self.compute = Engine()
         self.copies = {"to GPU": Engine(), "to host": Engine()}
@@ -310,7 +310,7 @@ class DeviceClock:
         self.kernels = self.copied = 0
         self.covered: Covered | None = None
         self.recording: Recording | None = None  # of a CUDA graph that is being captured
-        self.unsettled: dict[object, Callable[[], None]] = {}  # collectives: what waits for them
+        self.unsettled: dict[object, Callable[[], None]] = {}  # collective -> call that waits for it
 
     def kernel(
         self,
@@ -322,7 +322,7 @@ class DeviceClock:
         joules: float = 0.0,
         nbytes: int = 0,
     ) -> float:
-        """The host launches a kernel of `seconds`; when it will be done. `host_seconds`: None for a plain operation."""
+        """Launch a kernel of `seconds`; return when it will be done. `host_seconds`: None for a plain operation."""
         clock = self.clock
         began = clock.host
         if host_seconds is None:
@@ -366,13 +366,13 @@ class DeviceClock:
         return end
 
     def _begin_several(self) -> None:
-        """From now on kernels of several streams share the compute engine."""
+        """Let kernels of several streams share the compute engine from now on."""
         self.several = True
         if self.streams[0] > 0:
             self.compute.busy.append([0.0, self.streams[0]])
 
     def copy(self, stream: int, nbytes: int, way: str, *, pinned: bool, wait: bool, address: int = 0) -> float:
-        """A copy over the host's link, `way` "to GPU" or "to host"; when it will be done.
+        """Queue a copy over the host's link, `way` "to GPU" or "to host"; return when it will be done.
 
         From pinned memory the host only gives it to the engine. Pageable memory goes through the driver's own pinned
         buffer: to the GPU, the host waits for the stream and until all is staged; to the host, until all is there.
@@ -407,7 +407,7 @@ class DeviceClock:
         return end
 
     def joins(self) -> Covered:
-        """This GPU takes part in collectives: from now on it is known when each kernel runs."""
+        """Take part in collectives: record from now on when each kernel runs."""
         if self.covered is None:
             self.covered = Covered()
             if self.done > self.clock.host:
@@ -416,8 +416,8 @@ class DeviceClock:
         return self.covered
 
     def collective(self, stream: int, arrived: float, ready: float, seconds: float, name: str, nbytes: int) -> float:
-        """What the ranks do together, this one there from `arrived` on and all of them from `ready` on; when it will
-        be done.
+        """Queue a collective that this rank enters at `arrived` and the last rank at `ready`; return when it will be
+        done.
 
         Its kernel starts when this rank's stream has come to it, and spins until the last rank has, as NCCL's does.
         Kernels run meanwhile at their full rate: that a collective takes some of the SMs is left out.
@@ -436,7 +436,7 @@ class DeviceClock:
         return end
 
     def launch_graph(self, stream: int, recorded: Recording) -> None:
-        """The host launches a graph, once for all that is in it."""
+        """Launch a graph: one launch for all of its nodes."""
         clock, began = self.clock, self.clock.host
         clock.host += clock.costs.plain
         self.launching += clock.costs.plain
@@ -451,7 +451,7 @@ class DeviceClock:
         self.done = max(self.done, end)
 
     def _run_graph(self, stream: int, recorded: Recording, start: float) -> float:
-        """The nodes of a graph from `start` on, each when what it follows in its stream is done; when all are done."""
+        """Run a graph's nodes from `start` on, each after its predecessor in its stream; return when all are done."""
         clock, rates = self.clock, self.clock.rates
         if not self.several and (stream != 0 or recorded.wide):
             self._begin_several()
@@ -490,21 +490,21 @@ class DeviceClock:
         return max(at.values())
 
     def mark(self, stream: int) -> float:
-        """When all that `stream` has been given by now will be done: the time of an event recorded in it."""
+        """Record an event in `stream`: return the time at which all work queued there by now will be done."""
         self.clock.call()
         at = max(self.streams.get(stream, 0.0), self.clock.host + self.clock.launch_s)
         self.done = max(self.done, at)
         return at
 
     def hold(self, stream: int, until: float) -> None:
-        """What is given to `stream` from now on starts no earlier than `until`."""
+        """Let work queued on `stream` from now on start no earlier than `until`."""
         if stream != 0 and not self.several:
             self._begin_several()
         self.streams[stream] = max(self.streams.get(stream, 0.0), until)
         self.done = max(self.done, until)
 
     def synchronize(self, stream: int | None = None) -> None:
-        """The host waits for one stream, or for all, and for what other ranks have a part in."""
+        """Wait on the host for one stream, or for all of them and unsettled collectives."""
         while stream is None and self.unsettled:
             self.unsettled.pop(next(iter(self.unsettled)))()
         until = self.done if stream is None else self.streams.get(stream, 0.0)

@@ -1,10 +1,10 @@
-"""How long a collective takes between the GPUs of a topology: NCCL's own estimate, with what its measured curves add.
+"""Duration of NCCL collectives on a topology: NCCL's own cost model, plus a term from its measured curves.
 
-NCCL reckons for each algorithm and protocol a latency and a bandwidth, and takes the fastest (`src/graph/tuning.cc`,
-version 2.30): latency and bandwidth constants below are its tables. Simplified: a bandwidth is the link's, not one of
-the steps that NCCL's search of rings tries; the network never sums; ranks of a group that are spread unevenly over
+NCCL estimates latency and bandwidth of each algorithm and protocol, and takes the fastest (NCCL 2.30,
+`src/graph/tuning.cc`): the constants below are its tables. Simplified: a bandwidth is the link's, not one of the
+steps that NCCL's search of rings tries; the network never sums; ranks of a group that are spread unevenly over
 machines count as the machine with most of them. Added: the first chunk of every channel is not overlapped
-(`Link.chunk`). Times are a kernel's on the GPU: what Python and the driver take to start it is the host's.
+(`Link.chunk`). Times are those of the kernel on the GPU; Python and the driver, which start it, are the host's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STEP = {
     "network": {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0)},
 }
 _SWITCH_US, _SWITCH_NETWORK_US = 25.0, 20.9  # hwLatencies of NVLS within a machine, of NVLSTree between them
-_POST_US = 1.0  # getNetOverhead: what posting to an adapter takes with a processor of Intel
+_POST_US = 1.0  # getNetOverhead: posting to an adapter with a processor of Intel
 _PLATEAU = 1.4  # a Simple ring between machines; 1.9 before capability 8.0, which is left out
 _PEER_US = 0.4  # one more peer of a rank that sends to several: NCCL's "arity serialization"
 _NETWORK_LL_GBPS = (39.0, 20.4)  # llMaxBws with processors of Intel: two machines, more
@@ -50,7 +50,7 @@ _TREE = (
     (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1, 1),
     (*(0.9,) * 7, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 1),
 )
-# Of the link's bandwidth, what sends reach: 0.81 (A100) to 0.91 (B200) in published runs; an assumption between them.
+# Part of the link's bandwidth that sends reach: 0.81 (A100) to 0.91 (B200) in published runs; an assumption between.
 _SEND = 0.9
 # A group of one: nccl-tests on one GPU measures 3.7 to 4.9 µs out of place (V100, 3090, A10G), whatever the few bytes.
 _ALONE = 4e-6
@@ -61,7 +61,8 @@ _PER_CHANNEL = 64 * 512
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs a collective: "ring", "tree", "in-switch", "in-switch tree", "direct" (sends) or "copy"; its time."""
+    """The algorithm of a collective and its time: "ring", "tree", "in-switch" (NVLS), "in-switch tree" (NVLSTree),
+    "direct" (sends) or "copy"."""
 
     algorithm: str
     protocol: str
@@ -103,7 +104,7 @@ def _check(kind: str, nbytes: int) -> None:
 
 
 def _between(group: _Group, topology: Topology) -> float:
-    """GB/s out of a machine for the ranks of a group: the adapters next to them, no more than their links carry."""
+    """Return the GB/s out of a machine for a group's ranks there: their adapters', limited by their links."""
     network = _of(topology)
     used = max(1, min(network.adapters, round(network.adapters * group.local / topology.per_node)))
     return min(used * network.gbps, group.local * topology.link.within(2))
@@ -116,7 +117,7 @@ def _of(topology: Topology) -> Network:
 
 
 def _fill(nbytes: int, channels: int, group: _Group, topology: Topology) -> float:
-    """Bytes that count twice: the first chunk of each channel is not overlapped with a next one."""
+    """Return the bytes that count twice: the first chunk of each channel overlaps with no other."""
     chunks = channels * group.local * topology.link.chunk
     return nbytes * chunks / (nbytes + chunks) if chunks else 0.0
 
@@ -176,7 +177,7 @@ def _tree(nbytes: int, group: _Group, topology: Topology) -> Iterator[Choice]:
 
 
 def _in_switch(nbytes: int, group: _Group, topology: Topology) -> Iterator[Choice]:
-    """Sums inside the switch; between machines, the sums of each along a tree."""
+    """Sum inside the switch; between machines, combine the sums along a tree."""
     link = topology.link
     if not link.switch or group.local < 2:
         return
@@ -194,7 +195,7 @@ def _in_switch(nbytes: int, group: _Group, topology: Topology) -> Iterator[Choic
 
 
 def _sends(kind: str, nbytes: int, group: _Group, topology: Topology) -> Iterator[Choice]:
-    """Messages from rank to rank, all at once: what the busiest rank sends or receives."""
+    """Send messages from rank to rank, all at once: the busiest rank decides."""
     link, n = topology.link, group.n
     near, far = (group.local - 1) / n, (n - group.local) / n
     if kind == "send":
@@ -230,7 +231,7 @@ def _choice(kind: str, nbytes: int, group: _Group, topology: Topology) -> Choice
 
 
 def choice(kind: str, nbytes: int, ranks: Sequence[int], topology: Topology) -> Choice:
-    """The algorithm and protocol that take least time, and that time; arguments and errors as `seconds`."""
+    """Return the fastest algorithm and protocol, with their time; arguments and errors as `seconds`."""
     _check(kind, nbytes)
     group = _group(tuple(ranks), topology)
     if kind == "send" and group.n > 2:
@@ -240,7 +241,7 @@ def choice(kind: str, nbytes: int, ranks: Sequence[int], topology: Topology) -> 
 
 
 def seconds(kind: str, nbytes: int, ranks: Sequence[int], topology: Topology) -> float:
-    """Seconds of one collective on the GPUs, from when the last rank has come.
+    """Return the seconds of one collective on the GPUs, from the arrival of the last rank on.
 
     `nbytes` as nccl-tests count them: a rank's buffer for all_reduce, broadcast and reduce; all that a rank has in the
     end for all_gather; all that it had for reduce_scatter and all_to_all; all of the root for gather and scatter; the
@@ -251,7 +252,7 @@ def seconds(kind: str, nbytes: int, ranks: Sequence[int], topology: Topology) ->
 
 
 def sms(kind: str, nbytes: int, ranks: Sequence[int], topology: Topology) -> int:
-    """SMs that the collective takes from other kernels meanwhile: a channel is a block that stays on one SM."""
+    """Return the number of SMs that the collective occupies: each channel is a block that stays on one SM."""
     way = choice(kind, nbytes, ranks, topology)
     if way.algorithm == "copy":
         return 0
@@ -261,7 +262,7 @@ def sms(kind: str, nbytes: int, ranks: Sequence[int], topology: Topology) -> int
 
 
 def bus_bandwidth(kind: str, nbytes: int, seconds: float, n: int) -> float:
-    """GB/s as nccl-tests report them (its doc/PERFORMANCE.md): a link's, whatever the number of ranks `n`."""
+    """Return the GB/s as nccl-tests report them (doc/PERFORMANCE.md): a link's, whatever the number of ranks `n`."""
     _check(kind, nbytes)
     if kind == "barrier":
         raise ValueError("kind is 'barrier', which moves nothing and has no bandwidth")

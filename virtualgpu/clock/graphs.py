@@ -1,4 +1,4 @@
-"""What streams are given while a CUDA graph is captured: its nodes, whose time passes when it is launched."""
+"""Nodes of a CUDA graph recorded during stream capture; their time passes at the graph's launch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Node:
-    """Of kind "kernel", "copy", "mark" (an event) or "wait" (for the mark with the number `after`)."""
+    """A node of kind "kernel", "copy", "mark" (an event) or "wait" (for the mark with the number `after`)."""
 
     kind: str
     stream: int
@@ -21,7 +21,7 @@ class Node:
 
 
 class Recording:
-    """A capture that began on one stream; others join it when they wait for what is in it."""
+    """A stream capture: it begins on one stream, and others join when they wait for a captured event."""
 
     def __init__(self, stream: int) -> None:
         self.origin = stream
@@ -31,7 +31,7 @@ class Recording:
 
     @property
     def wide(self) -> bool:
-        """Whether more than kernels of one stream are in it."""
+        """Return True if it holds more than kernels of one stream."""
         return len(self.streams) > 1 or any(node.kind == "copy" for node in self.nodes)
 
     @property
@@ -45,12 +45,12 @@ class Recording:
         self._add(Node("copy", stream, name, nbytes=nbytes, way=way))
 
     def mark(self, stream: int) -> int:
-        """An event in a stream: its number."""
+        """Record an event in a stream; return its number."""
         self.nodes.append(Node("mark", stream))
         return len(self.nodes) - 1
 
     def wait(self, stream: int, after: int) -> None:
-        """A stream waits for an event of this capture, and belongs to it from now on."""
+        """Let a stream wait for an event of this capture, which makes it part of the capture."""
         if stream not in self.streams:
             self.streams.add(stream)
             self.loose.add(stream)

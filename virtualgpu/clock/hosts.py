@@ -1,7 +1,7 @@
-"""What a host takes to give a GPU its work: Python, PyTorch's dispatcher, autograd's engine, the optimizer, the driver.
+"""CPU overhead per operation: Python, PyTorch's dispatcher, autograd's engine, the optimizer, the driver.
 
-Where kernels are small this is what a step takes, whatever the GPU. Hosts differ by a factor of five and more, so the
-host has a name, and its costs stand here, so that numbers repeat.
+Where kernels are small, this overhead decides the time of a step, whatever the GPU. Hosts differ by a factor of five
+and more, so each has a name and fixed costs: numbers repeat.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import MappingProxyType
 class Host:
     """One thread of a host that runs PyTorch in eager mode; all costs in microseconds.
 
-    `operation_us`: an operation that Python calls. `layer_us`: more where a layer (`nn.Module`) calls it, which is what
-    products, convolutions, norms, activations and the like are taken to be. `recorded_us`: more where autograd records
+    `operation_us`: an operation that Python calls. `layer_us`: more where a layer (`nn.Module`) calls it, as products,
+    convolutions, norms, activations and the like are assumed to be. `recorded_us`: more where autograd records
     it. `backward_us`: an operation that autograd's engine runs. `cast_us`: a cast, autocast's mostly. `tensor_us`: each
     tensor of a list that one operation is given (`_foreach_`, `_fused_`). `event_us`: an event, a stream, a
     synchronization, beside the wait. `launch_us`: the driver's part of each kernel, which the others leave out.
@@ -35,7 +35,7 @@ class Host:
     source: str
 
     def times(self, factor: float) -> Host:
-        """The same host, everything taking `factor` times as long; raises ValueError unless that is above 0."""
+        """Return the same host with all costs times `factor`; raises ValueError unless that is above 0."""
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
             raise ValueError(f"factor must be a number above 0, not {factor!r}")
         costs = {field.name: factor * getattr(self, field.name) for field in fields(self) if field.name.endswith("_us")}
@@ -43,7 +43,7 @@ class Host:
 
 
 class Costs:
-    """A host's costs in seconds, the driver's part of one kernel in each operation."""
+    """A host's costs in seconds; each operation includes the driver's part of one kernel."""
 
     __slots__ = ("backward", "cast", "event", "launch", "layer", "plain", "recorded", "tensor")
 
@@ -72,8 +72,8 @@ REFERENCE = Host(
 )
 
 
-def launching(microseconds: float) -> Host:
-    """A host that takes so long for every operation, whatever it is."""
+def host_with_launch_time(microseconds: float) -> Host:
+    """Return a host that takes this long for every operation."""
     costs = dict.fromkeys((field.name for field in fields(Host) if field.name.endswith("_us")), 0.0)
     costs |= dict.fromkeys(("operation_us", "backward_us", "cast_us"), microseconds) | {"event_us": 1.0}
     return Host(name=f"{microseconds:g} µs", source="as asked", **costs)
@@ -88,11 +88,11 @@ SERVER = replace(
 HOSTS: Mapping[str, Host] = MappingProxyType({host.name: host for host in (SERVER, REFERENCE)})
 
 
-def recorded(costs: Mapping[str, float], name: str) -> Host:
-    """The host of a recording, from the microseconds of its section "host" (`virtualgpu.validate.host`).
+def recorded_host(costs: Mapping[str, float], name: str) -> Host:
+    """Return the host of a recording, from the microseconds of its section "host" (`virtualgpu.validate.host`).
 
-    There the driver's part is in every call; it cannot be told apart, and is taken to be the reference's, or half of
-    the shortest call. Raises KeyError for what is missing.
+    There the driver's part is in every call and cannot be separated; it is assumed to be the reference's, or half of
+    the shortest call. Raises KeyError for a missing cost.
     """
     launch = min(REFERENCE.launch_us, costs["add"] / 2)
     layers, tensors = 50, 100
@@ -112,10 +112,10 @@ def recorded(costs: Mapping[str, float], name: str) -> Host:
     )
 
 
-def host(which: str | float | Host) -> Host:
-    """A host by its name, by how many times as long as the reference it takes, or itself.
+def find_host(which: str | float | Host) -> Host:
+    """Return a host by name or by its slowdown against the reference; a Host is returned as it is.
 
-    Raises ValueError for a name that is not known and a number that is not above 0, TypeError for anything else.
+    Raises ValueError for an unknown name and a number that is not above 0, TypeError for anything else.
     """
     if isinstance(which, Host):
         return which

@@ -1,6 +1,6 @@
-"""What joins GPUs: the links inside a machine, the network between machines, and the machines that are usual.
+"""Interconnects between GPUs: NVLink and PCIe within a machine, networks between machines, common machine types.
 
-Bandwidths are what a kernel's copies reach, not the wire's: an SM sends 128 bytes at a time, so of the 25 GB/s of an
+Bandwidths are those that copy kernels reach, not the wire's: an SM sends 128 bytes at a time, so of the 25 GB/s of an
 NVLink 3 about 20 are left (nccl-tests issue 149). Unless a source says otherwise the figures are NCCL 2.30's own,
 `src/graph/topo.h` and `src/graph/tuning.cc`.
 """
@@ -17,9 +17,9 @@ from ..gpus.specs import spec
 
 @dataclass(frozen=True)
 class Link:
-    """What joins the GPUs of one machine.
+    """The interconnect of the GPUs of one machine.
 
-    `gbps`: GB/s of a GPU in one direction; `few`: pairs of a number of GPUs and what a group of at most so many gets,
+    `gbps`: GB/s of a GPU in one direction; `few`: pairs of a number of GPUs and the GB/s of a group of at most so many,
     where not every GPU is joined to every other. `channels`: blocks, so SMs, that a large collective runs on.
     `chunk`: bytes of a channel and rank that are not overlapped with the next (`collectives`), 0 where none were seen.
     `ll_gbps`: the most that protocol LL carries. `switch`: efficiency of a sum inside the switch (NVLS), 0 where it
@@ -46,13 +46,13 @@ class Link:
         return self.kind in ("NVLink", "NVSwitch")
 
     def within(self, ranks: int) -> float:
-        """GB/s of one GPU and direction in a group of `ranks`."""
+        """Return the GB/s of one GPU and direction in a group of `ranks`."""
         return next((gbps for most, gbps in self.few if ranks <= most), self.gbps)
 
 
 @dataclass(frozen=True)
 class Network:
-    """What joins machines: `gbps` of an adapter and direction, `adapters` in a machine, `latency_us` of the wire."""
+    """The network between machines: `gbps` of an adapter and direction, `adapters` per machine, the wire's latency."""
 
     name: str
     gbps: float
@@ -76,7 +76,7 @@ class Topology:
         return self.per_node * self.nodes
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the topology in one line."""
         if self.ranks == 1:
             return f"1 x {self.gpu}"
         if self.network is None:
@@ -90,7 +90,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Machine:
-    """A usual machine, or a few of them: the GPU's name as in `gpus.specs`, and how they are joined."""
+    """A common machine, or several: the GPU's name as in `gpus.specs`, and their topology."""
 
     gpu: str
     topology: Topology
@@ -261,7 +261,7 @@ def _network(gpu: str, adapters: int | str | None, nodes: int) -> Network | None
 def topology(
     gpu: str, *, ranks: int, link: str | None = None, nodes: int = 1, adapters: int | str | None = None
 ) -> Topology:
-    """The usual machine with this GPU, or `nodes` of them that share `ranks` evenly.
+    """Return the usual machine with this GPU, or `nodes` of them that share `ranks` evenly.
 
     `link`: a name in `LINKS` instead of the usual one; `adapters`: how many a machine has, which network (a name in
     `NETWORKS`), or both ("4 x HDR"). Raises ValueError for a name that is not known, a link that the GPU does not have,

@@ -1,7 +1,7 @@
-"""A board's power limit as a budget: what a stretch of work may draw, and by how much it is slowed down.
+"""Power cap as an energy budget: how far sustained load slows a GPU's clocks.
 
 A driver lowers the clocks when the mean power of the last moments is above the limit. So a short product runs at the
-full rate, a long loop of them at the rate that the limit allows, and work that waits for memory never meets it.
+full rate, a long loop of them at the rate that the limit allows, and memory-bound work never reaches it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ WINDOW = 0.05  # seconds over which the limit holds on average: an assumption
 
 
 class Power(NamedTuple):
-    """What a board may draw, and what its work takes: `watts`, of which `idle_watts` whatever it does; picojoules."""
+    """A board's power limit `watts`, of which it always draws `idle_watts`; its work's energy in picojoules."""
 
     watts: float
     idle_watts: float
@@ -22,7 +22,7 @@ class Power(NamedTuple):
 
 
 class Budget:
-    """What is left of the energy that a board may use in a window, in joules."""
+    """The energy, in joules, that a board may still use in the current window."""
 
     __slots__ = ("at", "full", "idle", "left", "watts")
 
@@ -32,7 +32,7 @@ class Budget:
         self.at = 0.0
 
     def spend(self, start: float, seconds: float, joules: float) -> float:
-        """How long work of `seconds` takes that begins at `start` and needs `joules` beside what idles."""
+        """Return the time under the limit for work of `seconds` from `start` on, with `joules` beyond idle."""
         spare = self.watts - self.idle
         left, full = self.left, self.full
         if start > self.at:

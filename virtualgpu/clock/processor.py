@@ -1,4 +1,4 @@
-"""How long the calling thread was ready to run and had no processor: time that other programs took from it."""
+"""Read how long the calling thread was runnable but had no CPU core, because other programs used it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def queued() -> float:
-    """Seconds since this thread began. Linux keeps the count (schedstat, in nanoseconds); elsewhere it is 0."""
+def seconds_without_core() -> float:
+    """Return those seconds since this thread began. Linux counts them (schedstat, in nanoseconds); elsewhere 0."""
     mine = _thread
     if mine.process != os.getpid():  # a new thread, or one of a forked process
         mine.process = os.getpid()

@@ -1,7 +1,7 @@
-"""How fast a GPU is in practice: what large products, memory, links and launches reach.
+"""Achievable rates of a GPU: large matrix products, memory bandwidth, host links, launch latency.
 
-From a recording of that GPU where there is one in `virtualgpu/recordings/`, else from published figures; `Rates.source`
-says which. It knows nothing of torch, and nothing here was fitted to a training step.
+They come from a recording of that GPU in `virtualgpu/recordings/`, else from published figures; `Rates.source` says
+which. No torch, and nothing here was fitted to a training step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
 
 
 class Tiling(NamedTuple):
-    """How a product is shared out: `tiles` of `height` × `width`, in `splits` parts along the depth, in `waves`."""
+    """How a product is tiled: `tiles` of `height` × `width`, in `splits` parts along the depth, in `waves`."""
 
     seconds: float
     height: int
@@ -36,18 +36,17 @@ class Tiling(NamedTuple):
 
 @dataclass(frozen=True)
 class Rates:
-    """What one GPU and its host reach.
+    """Achievable rates of one GPU and its host.
 
     `tflops`: 10¹² operations per second of a large product, by "fp32", "tf32", "fp16", "bf16", "fp64"; a precision
-    without hardware has the rate of what PyTorch does instead. `loads_per_us`: numbers that all multiprocessors can
+    without hardware has the rate of PyTorch's fallback. `loads_per_us`: numbers that all multiprocessors can
     load from their own caches in a microsecond. `memory_gbps`, `l2_gbps`, `pinned_gbps`, `pageable_gbps`, `peer_gbps`:
     10⁹ bytes per second from and to the GPU's memory (read and written added up), its L2 cache of `l2_bytes`, to and
-    from the host, to another GPU. `copy_us`: what a copy to or from the host takes beside its bytes. `kernel_us`: what
-    a kernel takes at least. `launch_us`: from the host's call to the start on an idle GPU. `host`: what launches.
-    `pin_gbps`: the rate at which the host copies into fresh pinned memory, `host_copy_gbps` into such as it has
-    already. `malloc_us`: one call of the driver that takes memory or gives it back. `first_ms`: what the first call of
-    "cublas" and "cudnn" takes beside its work. `power`: None where the board's limit is never reached. Times are in
-    microseconds where nothing else is said.
+    from the host, to another GPU. `copy_us`: latency of a copy to or from the host. `kernel_us`: the least time of a
+    kernel. `launch_us`: from the host's call to the start on an idle GPU. `host`: the host that launches. `pin_gbps`:
+    the rate at which the host copies into fresh pinned memory, `host_copy_gbps` into existing one. `malloc_us`: one
+    call of the driver that takes memory or gives it back. `first_ms`: setup time in the first call of "cublas" and
+    "cudnn". `power`: None where the board's limit is never reached.
     """
 
     source: str
@@ -72,11 +71,11 @@ class Rates:
     power: Power | None
 
     def product_seconds(self, rows: int, columns: int, depth: int, count: int, dtype: str, aligned: int = 16) -> float:
-        """The arithmetic of `count` products of (rows, depth) and (depth, columns) matrices."""
+        """Return the arithmetic time of `count` products of (rows, depth) and (depth, columns) matrices."""
         return self.tiling(rows, columns, depth, count, dtype, aligned).seconds
 
     def tiling(self, rows: int, columns: int, depth: int, count: int, dtype: str, aligned: int = 16) -> Tiling:
-        """How `count` products of (rows, depth) and (depth, columns) matrices are shared out.
+        """Return how `count` products of (rows, depth) and (depth, columns) matrices are tiled.
 
         Each multiprocessor works on one tile of a result at a time, so a result of few tiles leaves some idle, and one
         of a few more than there are multiprocessors takes twice as long; deep products are split along their depth. A
@@ -94,7 +93,7 @@ class Rates:
 
     @cached_property
     def _tilings(self) -> dict[tuple[int, int, int, int, str, int], Tiling]:
-        """Those that were asked for: the products of a step are those of the step before."""
+        """Cache: the products of a step are those of the step before."""
         return {}
 
     def _tiling(self, rows: int, columns: int, depth: int, count: int, dtype: str, aligned: int) -> Tiling:
@@ -117,7 +116,7 @@ class Rates:
         return best
 
     def memory_seconds(self, nbytes: float) -> float:
-        """Reading and writing `nbytes` altogether."""
+        """Return the time to read and write `nbytes` altogether."""
         return nbytes / self.memory_rate
 
     @cached_property
@@ -127,7 +126,7 @@ class Rates:
 
     @cached_property
     def l2_holds(self) -> float:
-        """Bytes that are found again in L2."""
+        """Bytes that stay in L2."""
         return self.l2_bytes * _L2_HOLDS.get(self.capability, _L2_HOLDS_ELSE)
 
     @cached_property
@@ -202,7 +201,7 @@ _IDLE = 0.22  # part of the limit that a board draws without computing, clocks u
 
 
 def _power(gpu: Spec, tensor: float, fp32: float) -> Power | None:
-    """None for a board whose limit was never seen to slow it down."""
+    """Return the power model; None for a board whose limit was never seen to slow it down."""
     if gpu.capability not in _TENSOR_PJ:
         return None
     per_flop, lane = _TENSOR_PJ[gpu.capability], _LANES_PJ[gpu.capability]
@@ -218,8 +217,8 @@ def _power(gpu: Spec, tensor: float, fp32: float) -> Power | None:
     return found if found.idle_watts + max(most, fp32 * lane) > gpu.watts else None
 
 
-def published(gpu: Spec) -> Rates:
-    """Rates from published figures; the file says where each comes from, and which are assumptions."""
+def published_rates(gpu: Spec) -> Rates:
+    """Return rates from published figures; this file names the source of each, and which are assumptions."""
     fp32 = (gpu.tflops["fp32"] or 0) * _LANES.get(gpu.capability, _LANES_ELSE)
     tensor = _TENSOR[gpu.capability]
 
@@ -259,8 +258,8 @@ def published(gpu: Spec) -> Rates:
     )
 
 
-def recorded(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
-    """Rates of a GPU and its machine from the microbenchmarks of a recording; what it lacks stays as published.
+def recorded_rates(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
+    """Return rates of a GPU and its machine from a recording's microbenchmarks; what it lacks stays as published.
 
     Its sections "copies", "matmul", "host", "first_calls" and "touched" are read.
     """
@@ -270,8 +269,8 @@ def recorded(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
 
 
 def _of_gpu(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
-    """What is the GPU's and its link's."""
-    rates = published(gpu)
+    """Return the rates that belong to the GPU and its link."""
+    rates = published_rates(gpu)
     name = recording.get("device", {}).get("name", "a GPU")
     changed: dict[str, Any] = {"source": f"recorded on {name}"}
     copies = _copies(recording)
@@ -279,7 +278,7 @@ def _of_gpu(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
         changed["pinned_gbps"] = statistics.mean(1e-9 / slope for _, slope in _fits(copies, "h2d_pinned", "d2h_pinned"))
         outside = [row for row in copies if row["bytes"] > rates.l2_bytes]  # smaller ones are L2's
         if len(outside) >= 2:
-            _, slope = line([(row["bytes"], row["d2d"] * 1e-3) for row in outside])
+            _, slope = relative_fit([(row["bytes"], row["d2d"] * 1e-3) for row in outside])
             changed["memory_gbps"] = 2e-9 / slope
     products = recording.get("matmul")
     if isinstance(products, Mapping):
@@ -299,7 +298,7 @@ def _of_gpu(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
 
 
 def _of_machine(recording: Mapping[str, Any]) -> dict[str, Any]:
-    """What depends on the processor and its memory: the fields of `Rates` that the recording tells."""
+    """Return the recorded fields of `Rates` that depend on the processor and its memory."""
     found: dict[str, Any] = {}
     copies = _copies(recording)
     if len(copies) >= 2:
@@ -312,7 +311,7 @@ def _of_machine(recording: Mapping[str, Any]) -> dict[str, Any]:
     costs = recording.get("host")
     if isinstance(costs, Mapping) and "add_us" in costs:
         name = f"the host of {recording.get('device', {}).get('name', 'a GPU')}"
-        found["host"] = hosts.recorded({key.removesuffix("_us"): value for key, value in costs.items()}, name)
+        found["host"] = hosts.recorded_host({key.removesuffix("_us"): value for key, value in costs.items()}, name)
     return found
 
 
@@ -321,12 +320,12 @@ def _copies(recording: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _fits(copies: Sequence[Mapping[str, Any]], *fields: str) -> list[tuple[float, float]]:
-    """Seconds of a copy of no bytes, and of each byte more, in both directions."""
-    return [line([(row["bytes"], row[field] * 1e-3) for row in copies]) for field in fields]
+    """Return the latency of a copy and its seconds per byte, in both directions."""
+    return [relative_fit([(row["bytes"], row[field] * 1e-3) for row in copies]) for field in fields]
 
 
 def _first_ms(found: Any) -> dict[str, float]:
-    """What the first call of a library took beside the second, of a recording's section "first_calls"."""
+    """Return how much longer a library's first call took than its second, from the section "first_calls"."""
     if not isinstance(found, Mapping):
         return {}
     calls = {"cublas": "matmul_fp32", "cudnn": "convolution"}
@@ -337,8 +336,8 @@ def _first_ms(found: Any) -> dict[str, float]:
     }
 
 
-def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Value at zero and slope of the line nearest to the points in relative terms (least squares, weights 1/y²)."""
+def relative_fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fit a line with the least relative error (least squares, weights 1/y²); return its value at zero and slope."""
     if len(points) < 2:
         raise ValueError(f"points are {len(points)}; a line needs two")
     weights = [1 / y**2 for _, y in points]
@@ -351,22 +350,22 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 @cache
-def of(name: str) -> Rates:
-    """The rates of the GPU `name` (see `specs.SPECS`), from its recording where there is one.
+def rates_of(name: str) -> Rates:
+    """Return the rates of the GPU `name` (see `specs.SPECS`), from its recording where there is one.
 
-    What is the machine's stays as published: a host is chosen by itself, and one machine is not all that have this GPU.
+    The machine's own stay as published: a host is chosen separately, and one machine does not stand for all.
     """
     gpu = spec(name)
-    path = recording_of(gpu)
-    return published(gpu) if path is None else _of_gpu(gpu, json.loads(path.read_text(encoding="utf-8")))
+    path = recording_path(gpu)
+    return published_rates(gpu) if path is None else _of_gpu(gpu, json.loads(path.read_text(encoding="utf-8")))
 
 
-def recording_of(gpu: Spec) -> Path | None:
-    """Where its recording lies, None where there is none."""
-    path = RECORDINGS / recorded_as(gpu.product)
+def recording_path(gpu: Spec) -> Path | None:
+    """Return the path of its recording, None where there is none."""
+    path = RECORDINGS / recording_name(gpu.product)
     return path if path.is_file() else None
 
 
-def recorded_as(product: str) -> str:
-    """The name of the file with the recording of a GPU that the driver calls so."""
+def recording_name(product: str) -> str:
+    """Return the file name of a GPU's recording, from the product name that the driver reports."""
     return re.sub(r"[^A-Za-z0-9]+", "-", product) + ".json"

@@ -1,4 +1,4 @@
-"""What the virtual GPUs and their host did when: recorded for a while, and written as a Chrome trace."""
+"""Record spans of host and GPU work on the virtual clock, and export them as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Communication:
-    """What a GPU did together with the other ranks' in a stretch of time, in seconds and bytes.
+    """A GPU's collectives in a stretch of time, in seconds and bytes.
 
-    `seconds` are those in which a collective's kernel ran, from when this rank had come to it; `waited` those of them
-    in which it spun until the last rank had come, `exposed` those in which no other kernel of this GPU ran: what the
-    exchange and late ranks cost this one. Only in the rest of `seconds` without `waited` do the `nbytes` move.
+    In `seconds` a collective's kernel ran, from this rank's arrival on; in `waited` of them it spun until the last
+    rank had come, and in `exposed` no other kernel of this GPU ran: the cost of the exchange and of late ranks. The
+    `nbytes` move in `seconds` without `waited`.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ class Communication:
 
 
 def communication(spans: Iterable[Span], device: int = 0, since: float = 0.0) -> Communication:
-    """The collectives of a GPU that began at `since` or later."""
+    """Return the collectives of a GPU that began at `since` or later."""
     mine = [span for span in spans if span.device == device and span.start >= since]
     between = [span for span in mine if span.where == "ranks"]
     together = _merged((span.start, span.start + span.seconds) for span in between)
@@ -76,7 +76,7 @@ def _length(intervals: list[tuple[float, float]]) -> float:
 
 
 def _merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """What the intervals cover, in order and apart from each other."""
+    """Return the union of the intervals, in order and disjoint."""
     found: list[tuple[float, float]] = []
     for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -99,8 +99,8 @@ def _overlap(one: list[tuple[float, float]], other: list[tuple[float, float]]) -
 
 
 @contextlib.contextmanager
-def recording(clock: Clock) -> Iterator[Timeline]:
-    """Record what happens on `clock`; recordings may nest."""
+def record_timeline(clock: Clock) -> Iterator[Timeline]:
+    """Record the spans of `clock` within the block; recordings may nest."""
     timeline = Timeline()
     outer, clock.record = clock.record, timeline.spans
     try:
@@ -112,7 +112,7 @@ def recording(clock: Clock) -> Iterator[Timeline]:
 
 
 def as_trace(spans: Sequence[Span]) -> dict[str, Any]:
-    """The spans as a Chrome trace, for chrome://tracing or Perfetto; its times are in microseconds."""
+    """Return the spans as a Chrome trace, for chrome://tracing or Perfetto; its times are in microseconds."""
     events: list[dict[str, Any]] = []
     lanes: dict[tuple[int, str], None] = {}
     for span in spans:

@@ -1,6 +1,6 @@
-"""What the operations that do arithmetic take on a GPU, from their shapes: products, convolutions, attention.
+"""Kernel durations from shapes: matrix products, convolutions, attention.
 
-`cost` reads the shapes off a program's tensors, the simulators off their sliders; both ask here. No torch.
+`cost` passes the shapes of a program's tensors, the simulators those of their sliders. No torch.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Work(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Beside a kernel's least time."""
+        """Time of the work, without a kernel's least time."""
         return max(self.arithmetic, self.memory) + self.copies
 
 
 def product(
     rates: Rates, rows: int, columns: int, depth: int, count: int, dtype: str, moving: float, aligned: int = 16
 ) -> Work:
-    """`count` products of (rows, depth) and (depth, columns) matrices that spend `moving` seconds on memory."""
+    """Return the work of `count` products of (rows, depth) and (depth, columns) matrices; `moving`: memory seconds."""
     seconds = rates.product_seconds(rows, columns, depth, count, dtype, aligned)
     return Work(seconds, moving, 2.0 * count * rows * columns * depth)
 
@@ -57,7 +57,7 @@ def convolution(
     *,
     backward: bool = False,
 ) -> Work:
-    """A convolution's `parts` (see `convolved`) together, which spend `moving` seconds on memory.
+    """Return the work of a convolution's `parts` (see `convolution_parts`) together; `moving`: memory seconds.
 
     Tensor cores want channels last. Images that are not, of `plain_bytes`, are copied, each copy read and written;
     forward a convolution can gather them itself and compute more slowly, and the faster way counts.
@@ -72,7 +72,7 @@ def convolution(
     return copied if backward else min(copied, gathered, key=lambda way: way.seconds)
 
 
-def convolved(
+def convolution_parts(
     rates: Rates,
     tensor: Shape,
     weight: Shape,
@@ -86,7 +86,7 @@ def convolved(
     unit: bool = False,
     parts: Sequence[str] = ("forward",),
 ) -> list[tuple[float, float]]:
-    """Seconds and operations of the parts of a convolution, as products of matrices (im2col, without the copies).
+    """Return seconds and operations of each part of a convolution, as matrix products (im2col, without the copies).
 
     `tensor`, `weight` and `out` are shapes as PyTorch has them; `parts` are "forward", or "input" and "weight", the
     gradients of those. Of a depthwise convolution, `by_cudnn`: whether cuDNN does it, or a kernel of PyTorch; `last`:
@@ -114,7 +114,7 @@ def convolved(
 
 
 def _depthwise(rates: Rates, sides: tuple[Shape, Shape], window: int, part: str, dtype: str, by_cudnn: bool) -> float:
-    """No product of matrices: the lanes do it, and load a number of the image for each multiply-add.
+    """Return the time of a depthwise convolution: CUDA cores load a number of the image for each multiply-add.
 
     The weight's gradient goes through image and gradient once for each tap. PyTorch's own kernel (DepthwiseConv2d.cu)
     has a block for each tap, which finds nothing of the others'; cuDNN's is taken to find it in L2. On an A100 forward
@@ -130,8 +130,8 @@ def _depthwise(rates: Rates, sides: tuple[Shape, Shape], window: int, part: str,
 
 
 def _share_of_lanes(part: str, weight: Shape, *, unit: bool) -> float:
-    """The part of a product's rate that a convolution in float32 with channels first reaches on an H200 (cuDNN 9.19,
-    65 shapes of ResNet, MobileNet and ConvNeXt); the weight's gradient of 3 × 3 numbers may go Winograd's way, above 1.
+    """Return the part of a product's rate that a float32 convolution with channels first reaches on an H200 (cuDNN
+    9.19, 65 shapes of ResNet, MobileNet and ConvNeXt); a 3 × 3 weight gradient may use Winograd's way, above 1.
     """
     if part != "weight":
         return {"forward": 0.65, "input": 0.5}[part]
@@ -154,7 +154,7 @@ _HOPPER_DEPTHWISE: dict[str, dict[str, tuple[float, ...]]] = {
 def _depthwise_on_hopper(
     sides: tuple[Shape, Shape], window: int, part: str, dtype: str, by_cudnn: bool, last: bool
 ) -> float:
-    """As an H200 (132 multiprocessors) was seen to do it: by kernel, and by how often a number of the image is used."""
+    """Return the time measured on an H200 (132 SMs): by kernel, and by how often a number of the image is used."""
     small, big = sides
     kernel = "PyTorch's"
     if by_cudnn:
@@ -172,7 +172,7 @@ def _filled(rows: int, columns: int, depth: int, dtype: str) -> tuple[int, int, 
 def convolution_products(
     tensor: Shape, weight: Shape, out: Shape, *, groups: int = 1, transposed: bool = False
 ) -> dict[str, tuple[int, int, int]]:
-    """Rows, columns and depth of the product that makes the "small" side, the "big" side, and the "weight"."""
+    """Return rows, columns and depth of the product that makes the "small" side, the "big" side, and the "weight"."""
     # A transposed convolution is the backward pass of an ordinary one: its input is the smaller side.
     big, small = (out, tensor) if transposed else (tensor, out)
     window, positions = math.prod(weight[2:]), small[0] * math.prod(small[2:])
@@ -186,5 +186,5 @@ def convolution_products(
 
 
 def attention(rates: Rates, flops: float, dtype: str, share: float, moving: float) -> Work:
-    """A fused attention kernel that reaches `share` of a large product's rate, and spends `moving` on memory."""
+    """Return the work of a fused attention kernel at `share` of a large product's rate; `moving`: memory seconds."""
     return Work(flops / (rates.tflops[dtype] * 1e12 * share), moving, flops)

@@ -1,1 +1,1 @@
-"""The GPUs that can be virtual: what their vendors say of them. No torch."""
+"""Specifications of the GPU models that can be simulated. No torch."""

@@ -1,4 +1,4 @@
-"""`torch.cuda.get_device_properties` of a virtual GPU: what is known of it, and no more."""
+"""`torch.cuda.get_device_properties` for a virtual GPU, limited to values that are published."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Properties(SimpleNamespace):
         )
 
 
-def of(spec: Spec) -> Properties:
-    """The properties of a GPU."""
+def device_properties(spec: Spec) -> Properties:
+    """Return the properties of a GPU."""
     threads, shared, block = _MULTIPROCESSOR[spec.capability]
     return Properties(
         name=spec.product,

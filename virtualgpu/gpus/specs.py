@@ -1,4 +1,4 @@
-"""The GPUs that can be virtual: what their vendor says of them, and what their driver shows of their memory.
+"""Data sheet values of each GPU model, and the memory size that its driver reports.
 
 Peak rates are dense (no sparsity) and never reached. A value that no page of the vendor and no output of its tools
 was found for is None, and nothing may be computed from it.
@@ -54,7 +54,7 @@ class Spec:
     source: str
 
     def has(self, dtype: str) -> bool:
-        """Whether there is hardware for `dtype`; TF32 and bf16 came with capability 8.0."""
+        """Return True if there is hardware for `dtype`; TF32 and bf16 came with capability 8.0."""
         if dtype not in self.tflops:
             raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(self.tflops)}")
         return dtype in ("fp32", "fp16") or self.capability >= (8, 0)
@@ -394,7 +394,7 @@ _ROWS = (
 SPECS: Mapping[str, Spec] = MappingProxyType({row.name: row for row in _ROWS})
 
 
-# What simulators offer where a list of all would be long: of boards that are alike in what they show, one.
+# A short list for simulators: one of each group of boards that behave alike.
 SHOWN: Mapping[str, Spec] = {
     name: found
     for name, found in SPECS.items()
@@ -403,7 +403,7 @@ SHOWN: Mapping[str, Spec] = {
 
 
 def spec(name: str) -> Spec:
-    """The GPU called `name`, such as "T4" or "A100-80"."""
+    """Return the GPU called `name`, such as "T4" or "A100-80"."""
     if name not in SPECS:
         raise ValueError(f"name is {name!r}; known GPUs: {', '.join(SPECS)}")
     return SPECS[name]

@@ -1,1 +1,1 @@
-"""PyTorch's CUDA caching allocator, block by block: bookkeeping only, without torch and without memory behind it."""
+"""PyTorch's CUDA caching allocator, block by block: bookkeeping only, without torch and without real memory."""

@@ -1,8 +1,8 @@
-"""The memory that cudaMalloc and cuMemCreate take from: how much there is, and the addresses it is given.
+"""Device memory behind cudaMalloc and cuMemCreate: its capacity, and the addresses that it hands out.
 
-Addresses matter where two free blocks fit equally well. PyTorch takes the one of the older segment, so a later one lies
-above here (`Rising`). Up to 2.11 it took the one at the lower of CUDA's addresses, which `Ranges` gives as an H100 did.
-(What 2.12 takes is neither.)
+They decide between two free blocks that fit equally well. PyTorch 2.15 takes the one of the older segment, so later
+segments lie above (`Rising`). Up to 2.11 it took the lower of CUDA's addresses, which `Ranges` imitates as seen on an
+H100. (PyTorch 2.12 does neither.)
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _RANGE = 32 << 20
 
 
 class Addresses(Protocol):
-    """Whoever gives segments their addresses."""
+    """Hands out addresses for segments."""
 
     def reserve(self, size: int, alignment: int) -> int:
-        """The first of `size` addresses that nothing else has."""
+        """Return the first of `size` unused addresses."""
         ...
 
     def give_back(self, address: int, size: int) -> None:
-        """What `reserve` gave is free again."""
+        """Free a range that `reserve` returned."""
         ...
 
     def covers(self, address: int) -> bool:
-        """Whether it has ever given this one."""
+        """Return True if this address was ever handed out."""
         ...
 
 
 class Rising:
-    """Each above the one before, and none twice."""
+    """Each range above the one before, and none twice."""
 
     def __init__(self, device: int = 0) -> None:
         self._first = self._next = _FIRST_ADDRESS + device * _APART
@@ -50,10 +50,10 @@ class Rising:
 
 
 class Ranges:
-    """As CUDA does it, which is not documented: ranges of a multiple of 32 MiB, each below the one before, and of what
-    is free in all of them the lowest that is large enough.
+    """Addresses as CUDA chooses them, which is not documented: ranges of a multiple of 32 MiB, each below the one
+    before, and the lowest free part of them that is large enough.
 
-    So all 3,000 events of the trace in virtualgpu/recordings/NVIDIA-H100-80GB-HBM3.json come out.
+    This reproduces all 3,000 events of the trace in virtualgpu/recordings/NVIDIA-H100-80GB-HBM3.json.
     """
 
     def __init__(self, device: int = 0) -> None:
@@ -95,7 +95,7 @@ class Ranges:
 
 
 class DeviceMemory:
-    """`capacity_bytes` of memory of the GPU `device`, of which `context_bytes` belong to the CUDA context."""
+    """The memory of GPU `device`: `capacity_bytes`, of which `context_bytes` belong to the CUDA context."""
 
     def __init__(self, capacity_bytes: int, context_bytes: int, device: int = 0) -> None:
         self.capacity_bytes = capacity_bytes
@@ -120,7 +120,3 @@ class DeviceMemory:
         """Give physical memory back."""
         self.taken_bytes -= size
         self.calls += 1
-
-    def reserve(self, size: int, alignment: int) -> int:
-        """The first of `size` addresses that nothing else has."""
-        return self.addresses.reserve(size, alignment)

@@ -1,6 +1,6 @@
-"""The parts of the caching allocator: sizes, blocks, and the free blocks of one stream in order of fit.
+"""Data structures of the caching allocator: size classes, blocks, and free lists in best-fit order.
 
-It knows how to keep blocks, not when to split, merge or release one; that is `caching`.
+`caching` decides when to split, merge or release a block.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ADDRESS_BITS = 64
 
 
 class Block:
-    """A stretch of a segment. What `allocate` returns is valid until it is freed, and never handed out again."""
+    """A contiguous part of a segment. One that `allocate` returns is valid until freed, and never returned again."""
 
     __slots__ = ("address", "idle_since", "next", "pool", "prev", "requested", "size", "state")
 
-    idle_since: int  # how many searches there had been when it was last freed; for whole segments only
+    idle_since: int  # count of searches when it was last freed; for whole segments only
     requested: int
 
     def __init__(self, address: int, size: int, pool: Pool, prev: Block | None, next: Block | None) -> None:
@@ -52,7 +52,7 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream and one kind (small or large), smallest first, ties by address."""
+    """Free blocks of one stream and one kind (small or large), smallest first, ties by address."""
 
     __slots__ = ("blocks", "counters", "id", "keys", "least_rest", "owner", "small", "split_below", "stream")
 
@@ -71,7 +71,7 @@ class Pool:
         self.blocks: list[Block] = []  # in the order of their keys
 
     def find(self, size: int) -> int:
-        """The index of the smallest block of at least `size`; the number of blocks if there is none."""
+        """Return the index of the smallest block of at least `size`; the number of blocks if there is none."""
         return bisect_left(self.keys, size << ADDRESS_BITS)
 
     def insert(self, block: Block) -> None:
@@ -85,7 +85,7 @@ class Pool:
         del self.keys[index], self.blocks[index]
 
     def whole(self) -> list[Block]:
-        """The free blocks that are a whole segment."""
+        """Return the free blocks that are a whole segment."""
         return [block for block in self.blocks if block.prev is None and block.next is None]
 
 

@@ -1,8 +1,8 @@
 """PyTorch's CUDA caching allocator: the same blocks, segments, counts and errors for the same requests.
 
-Bookkeeping only, without torch and without memory behind the addresses. Not thread-safe, and not to be entered again
-from a finalizer: whoever shares one holds a lock and queues such calls. Follows c10/cuda/CUDACachingAllocator.cpp of
-PyTorch 2.15. What another stream still uses (record_stream) is held: when that is over, its owner says.
+Bookkeeping only, without torch and without memory behind the addresses. Not thread-safe, and not reentrant from
+finalizers: callers hold a lock and queue such calls. Follows PyTorch 2.15, c10/cuda/CUDACachingAllocator.cpp. A block
+that another stream still uses (record_stream) is held until the caller completes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CachingAllocator(Segments):
         self._divisions = settings.divisions
 
     def allocate(self, nbytes: int, stream: int = 0, private: PrivatePool | None = None) -> Block | None:
-        """A block for `nbytes` bytes, from a private pool if one is given, None for 0 bytes; raises OutOfMemory."""
+        """Allocate a block, from a private pool if one is given; None for 0 bytes. Raises OutOfMemory."""
         if nbytes <= 0:
             if nbytes < 0:
                 raise ValueError(f"nbytes is {nbytes}; it must be 0 or more")
@@ -62,7 +62,7 @@ class CachingAllocator(Segments):
         block, small = blocks[index], pool.small
         (n, n_other, n_both), (b, b_other, b_both), (r, r_other, r_both), (s, _, _) = pool.counters
 
-        # The front is handed out; the rest, where it is worth it, takes its place in the pool.
+        # The front is handed out; the rest, if it is large enough, takes its place in the pool.
         rest, following = block.size - size, block.next
         was_split = following is not None or block.prev is not None
         if rest >= pool.least_rest and size < pool.split_below:
@@ -77,7 +77,7 @@ class CachingAllocator(Segments):
             else:
                 keys[index], blocks[index] = key, tail
             if self._expands:
-                pass  # free pages can be given back, so PyTorch does not count them as split
+                pass  # free pages can be released, so PyTorch does not count them as split
             elif was_split:
                 s.current -= size
                 s.freed += size
@@ -94,7 +94,7 @@ class CachingAllocator(Segments):
         block.state = LIVE
         block.requested = nbytes
 
-        # Statistics.add, written out: calling it would take as long as all of the above.
+        # Statistics.add inlined: calling it would take as long as all of the above.
         n.current = total = n.current + 1
         if total > n.peak:
             n.peak = total
@@ -117,7 +117,7 @@ class CachingAllocator(Segments):
         return block
 
     def hold(self, block: Block) -> None:
-        """Count a block as freed that another stream still uses: it is not handed out until `complete`."""
+        """Count a block as freed while another stream still uses it: it is not reused until `complete`."""
         (n, _, _), (b, _, _), _, _ = self._owned(block).counters
         block.state = HELD
         self._held += 1
@@ -130,7 +130,7 @@ class CachingAllocator(Segments):
         self.statistics.hold(block.pool.small, 1, block.size)
 
     def complete(self, block: Block) -> None:
-        """Give a held block back to its pool."""
+        """Return a held block to its pool."""
         (n, _, _), (b, _, _), _, _ = block.pool.counters
         if block.state != HELD:
             raise ValueError(f"{block!r} is not held")
@@ -154,7 +154,7 @@ class CachingAllocator(Segments):
         return pool
 
     def free(self, block: Block | None) -> None:
-        """Give a block back to its pool, joined with its free neighbours; the handle is worth nothing from then on."""
+        """Return a block to its pool, merged with its free neighbours; the handle is invalid from then on."""
         if block is None:
             return
         pool = self._owned(block)
@@ -169,7 +169,7 @@ class CachingAllocator(Segments):
         if size >= self._max_split:
             self.statistics.oversize_allocations.add(-1)
 
-        # A free neighbour takes the block in; the handle itself is never used again.
+        # A free neighbour absorbs the block; the handle itself is never used again.
         block.state = GONE
         merged: Block | None = None
         joined = joined_bytes = 0
@@ -226,21 +226,21 @@ class CachingAllocator(Segments):
                 s_both.peak = total
 
     def memory_info(self) -> tuple[int, int]:
-        """Free and total bytes, as cudaMemGetInfo gives them."""
+        """Return free and total bytes, as cudaMemGetInfo does."""
         return self.memory.free_bytes, self.memory.capacity_bytes
 
     def memory_stats(self) -> dict[str, int]:
-        """What `torch.cuda.memory_stats` gives."""
+        """Return the statistics of `torch.cuda.memory_stats`."""
         unlimited = self.settings.max_split_size_mb is None
         return self.statistics.flat(max_split_size=-1 if unlimited else self._max_split)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """The segments with their blocks, as in `torch.cuda.memory._snapshot()["segments"]`."""
+        """Return the segments with their blocks, as in `torch.cuda.memory._snapshot()["segments"]`."""
         return listing.segments(self._heads.values(), device=self.device, expandable=self._expands)
 
 
 def _round(nbytes: int, divisions: tuple[int, ...]) -> int:
-    """Up to the next of N equal steps between powers of two, N by size; where that is off, up to 512."""
+    """Round up to the next of N equal steps between powers of two, N by size; where that is off, to 512."""
     steps = divisions[min(max(nbytes.bit_length() - 21, 0), len(divisions) - 1)]
     if steps <= 1 or nbytes <= UNIT * steps:
         return -(-nbytes // UNIT) * UNIT

@@ -1,7 +1,7 @@
-"""expandable_segments:True: one long stretch of addresses per pool, backed by memory page by page as it is needed.
+"""expandable_segments:True: one address range per pool, backed by physical pages as it grows.
 
-A page is 2 MiB in the small pool and 20 MiB in the large one. Free pages can lose their memory and keep their
-addresses; `caching` says when.
+A page is 2 MiB in the small pool and 20 MiB in the large one. Free pages can be unmapped and keep their addresses;
+`segments` decides when.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _by_address = attrgetter("address")
 class Expandable:
     """The growing segments of one pool.
 
-    `heads` maps a segment's address to its first block; `account(event, pool, address, size)` is told what is mapped
-    and unmapped. Segments start at a multiple of `alignment`, itself a multiple of the page.
+    `heads` maps a segment's address to its first block; `account(event, pool, address, size)` is called when pages are
+    mapped and unmapped. Segments start at a multiple of `alignment`, itself a multiple of the page.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class Expandable:
         self.lift_limit()
 
     def lift_limit(self) -> None:
-        """Let new segments have room for all of the memory, of which there may be more by now.
+        """Size new segments for all of the memory, of which there may be more by now.
 
         An eighth more than the memory, so that pages unmapped in the middle can come back at the end.
         """
         self._length = self._up(self.memory.capacity_bytes + self.memory.capacity_bytes // 8)
 
     def obtain(self, size: int) -> Block | None:
-        """A free block of at least `size` in the pool; None if the memory for it cannot be had."""
+        """Return a free block of at least `size` in the pool; None if the memory for it runs out."""
         block = self._find(size)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
             return None
@@ -54,21 +54,21 @@ class Expandable:
             assert following is not None  # _find saw enough addresses
             if not self._map(following, min(size - block.size, following.size)):
                 return None
-            block = following  # which has taken `block` in
+            block = following  # which has absorbed `block`
         return block
 
     def unmap_free(self) -> None:
-        """Give back the memory of every page that lies in a free block."""
+        """Unmap every page that lies in a free block."""
         for block in list(self._pool.blocks):
             if self._has(block):
                 self._unmap(block)
 
     def _has(self, block: Block) -> bool:
-        """Whether it lies in one of these segments: the pool has others too, taken under other settings."""
+        """Return True if the block lies in one of these segments: the pool may have others, from other settings."""
         return any(first <= block.address < first + self._length for first in self._first)
 
     def _find(self, size: int) -> Block:
-        """The first block, free or unmapped, from which `size` addresses are not allocated; a new segment if none."""
+        """Return the first block, free or unmapped, with `size` unallocated addresses from it on; or a new segment."""
         for block in self._unmapped:
             first = block if block.prev is None or block.prev.state == LIVE else block.prev
             found, room = first, 0
@@ -79,7 +79,7 @@ class Expandable:
                 found = found.next
             if room >= size:
                 return first
-        address = self.memory.reserve(self._length, self._alignment)
+        address = self.memory.addresses.reserve(self._length, self._alignment)
         block = self._heads[address] = Block(address, self._length, self._pool, None, None)
         block.state = UNMAPPED
         self._first.append(address)
@@ -87,7 +87,7 @@ class Expandable:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Back the first pages of an unmapped block with memory, and join them with free neighbours."""
+        """Map the first pages of an unmapped block, and merge them with free neighbours."""
         address, length = block.address, self._up(size)
         if not self.memory.take(length):
             return False
@@ -108,7 +108,7 @@ class Expandable:
         return True
 
     def _unmap(self, block: Block) -> None:
-        """Take the memory from the whole pages of a free block; what is left of it at either side stays free."""
+        """Unmap the whole pages of a free block; the parts at either side stay free."""
         first, last = self._up(block.address), (block.address + block.size) // self._page * self._page
         if first >= last:
             return

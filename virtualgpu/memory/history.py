@@ -1,6 +1,6 @@
-"""The record of what was allocated and freed, in the form that PyTorch's memory viewer opens.
+"""Record allocations and frees with stack traces, in the format of PyTorch's memory viewer.
 
-`torch.cuda.memory._record_memory_history` starts it; each event has the Python stack that led to it.
+`torch.cuda.memory._record_memory_history` starts it; each event has its Python stack.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class History:
-    """The last `most` events of one GPU, but for the actions to `skip`; `stacks`: each with its Python stack."""
+    """The last `most` events of one GPU, without the actions to `skip`; with Python stacks if `stacks`."""
 
     def __init__(self, device: Device, most: int, stacks: bool, skip: frozenset[str] = frozenset()) -> None:
         self.events: deque[dict[str, Any]] = deque(maxlen=most)
@@ -37,14 +37,14 @@ class History:
         self._add("alloc", block.address, block.requested, block.stream, frames, pool_id=block.pool.id)
 
     def freed(self, block: Block, *, completed: bool = True) -> None:
-        """The program has given a block back; it is not `completed` while another stream uses it."""
+        """Record a free; it is not `completed` while another stream uses the block."""
         for action in ("free_requested", "free_completed") if completed else ("free_requested",):
             self._free(action, block)
         if completed:
             self.frames.pop(block.address, None)
 
     def completed(self, block: Block) -> None:
-        """The other streams are done with a block that was freed."""
+        """Record that other streams no longer use a freed block."""
         self._free("free_completed", block)
         self.frames.pop(block.address, None)
 
@@ -56,7 +56,7 @@ class History:
         self._add("oom", 0, shortage.tried, 0, self._stack(), device_free=shortage.free)
 
     def looked_at(self, active: int) -> None:
-        """A snapshot was taken: PyTorch notes that too, for the next one."""
+        """Record that a snapshot was taken, as PyTorch does for the next one."""
         self._add("snapshot", 0, active, 0, self._stack())
 
     def _segment(self, action: str, address: int, size: int, stream: int) -> None:
@@ -77,7 +77,7 @@ class History:
         while frame is not None:
             code = frame.f_code
             if code.co_name == "_engine_run_backward":
-                break  # on CUDA backward runs in a thread of autograd's, which no line of the program is in
+                break  # on CUDA, backward runs in a thread of autograd's, without frames of the program
             if not code.co_filename.startswith(_OWN):
                 out.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
             frame = frame.f_back
@@ -89,7 +89,7 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def record(gpu: VirtualGPU, enabled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Begin ("state" or "all") or end (None) to record, as `_cuda_record_memory_history` is called."""
+    """Start ("state" or "all") or stop (None) recording; arguments of `_cuda_record_memory_history`."""
     named = dict(zip(("context", "stacks", "max_entries", "clear_history"), args, strict=False)) | kwargs
     most = min(int(named.get("max_entries") or sys.maxsize), 2**31) if enabled == "all" else 0
     skip = frozenset(named.get("skip_actions") or ())
@@ -106,7 +106,7 @@ def record(gpu: VirtualGPU, enabled: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def snapshot(gpu: VirtualGPU, pool: tuple[int, int] | None = None) -> dict[str, Any]:
-    """What `torch.cuda.memory._snapshot` gives, or the segments of one private pool only."""
+    """Return the result of `torch.cuda.memory._snapshot`, or the segments of one private pool only."""
     segments, traces = [], []
     for device in gpu.devices:
         with device.lock:

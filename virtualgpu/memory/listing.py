@@ -1,6 +1,6 @@
-"""The segments and their blocks as `torch.cuda.memory._snapshot()` lists them, for torch's memory viewer.
+"""List segments and blocks in the format of `torch.cuda.memory._snapshot()`.
 
-Stack frames are whoever's business it is to know them; here the lists are empty.
+The lists of stack frames are empty here; `history` fills them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _STATES = {LIVE: "active_allocated", HELD: "active_pending_free"}
 
 
 def segments(heads: Iterable[Block], *, device: int, expandable: bool) -> list[dict[str, Any]]:
-    """One entry for every segment, by address; of an expandable one, for every stretch that has memory."""
+    """Return an entry for every segment, by address; of an expandable one, for every mapped stretch."""
     ordered = sorted(heads, key=lambda block: block.address)
     return [_entry(blocks, device, expandable) for head in ordered for blocks in _mapped(head)]
 

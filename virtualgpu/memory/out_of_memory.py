@@ -1,7 +1,6 @@
-"""CUDA's out-of-memory error: its numbers, and the text PyTorch puts them in.
+"""CUDA's out-of-memory error: its numbers, and PyTorch's message.
 
-The text is that of PyTorch 2.15; 2.11 differs in giving the hint about fragmentation even where expandable segments
-are on.
+The text is that of PyTorch 2.15; 2.11 gives the hint about fragmentation even with expandable segments.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _ADDRESS_SPACE = (
 class Shortage:
     """The numbers of one failed allocation, in bytes.
 
-    `requested` is what was asked for, `tried` the segment that was to be taken for it; `process` counts the context
-    and all reserved memory; `allowed` is None without a memory fraction. What is free in private pools (`private`)
-    PyTorch counts as allocated in its text.
+    `requested` is the request, `tried` the segment that it needed; `process` counts the context and all reserved
+    memory; `allowed` is None without a memory fraction. PyTorch's text counts free memory in private pools (`private`)
+    as allocated.
     """
 
     device: int
@@ -47,11 +46,11 @@ class Shortage:
 
     @property
     def unallocated(self) -> int:
-        """Reserved by PyTorch and not allocated, nor in a private pool."""
+        """Bytes reserved by PyTorch and neither allocated nor in a private pool."""
         return self.reserved - self.allocated - self.private
 
     def text(self) -> str:
-        """PyTorch's sentence."""
+        """Return PyTorch's message."""
         if self.requested >= 1 << 60:
             return "CUDA out of memory. Tried to allocate more than 1EB memory."
         private = ""
@@ -69,7 +68,7 @@ class Shortage:
 
 
 class OutOfMemory(RuntimeError):
-    """An allocation that did not fit; `shortage` holds the numbers. torch.OutOfMemoryError is a RuntimeError too."""
+    """An allocation that did not fit; `shortage` holds the numbers."""
 
     def __init__(self, shortage: Shortage) -> None:
         super().__init__(shortage.text())
@@ -77,7 +76,7 @@ class OutOfMemory(RuntimeError):
 
 
 def format_size(size: int) -> str:
-    """A size as PyTorch's allocator writes it: two decimals, and a unit is used from just above its size."""
+    """Format a size as PyTorch's allocator does: two decimals; each unit applies from just above its size."""
     if size <= 1024:
         return f"{size} bytes"
     if size <= MiB:

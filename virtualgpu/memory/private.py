@@ -1,7 +1,7 @@
-"""Pools of memory of their own, for CUDA graphs and `torch.cuda.MemPool`: no segment of theirs serves anyone else.
+"""Private memory pools of CUDA graphs and `torch.cuda.MemPool`, whose segments nothing else may use.
 
-A pool lives as long as someone uses it. What is cached in it afterwards is given back with the rest of the cache, or
-when memory runs short (releasePool and release_cached_blocks in c10/cuda/CUDACachingAllocator.cpp).
+A pool lives as long as it has users. Memory cached in it afterwards is released with the rest of the cache, or when
+memory runs short (PyTorch 2.15, c10/cuda/CUDACachingAllocator.cpp, releasePool and release_cached_blocks).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Id = tuple[int, int]
 
 
 class PrivatePool:
-    """The free blocks of one private pool, by stream. `uses` counts the graphs and pools of Python that hold it."""
+    """The free blocks of one private pool, by stream. `uses` counts the graphs and MemPools that hold it."""
 
     __slots__ = ("id", "large", "small", "uses")
 
@@ -31,17 +31,17 @@ class PrivatePools:
 
     def __init__(self) -> None:
         self._used: dict[Id, PrivatePool] = {}
-        self._left: dict[Id, PrivatePool] = {}  # that nobody uses any more
+        self._left: dict[Id, PrivatePool] = {}  # without users
 
     def use(self, id: Id) -> PrivatePool:
-        """One more user of the pool with this id, which is made if there is none."""
+        """Add a user to the pool with this id, which is created if there is none."""
         pool = self._used.get(id) or self._left.pop(id, None) or PrivatePool(id)
         self._used[id] = pool
         pool.uses += 1
         return pool
 
     def release(self, id: Id) -> PrivatePool:
-        """One user less."""
+        """Remove a user."""
         pool = self._used[id]
         pool.uses -= 1
         if not pool.uses:
@@ -52,9 +52,9 @@ class PrivatePools:
         return self._used[id].uses if id in self._used else 0
 
     def all(self) -> list[Pool]:
-        """The pools of free blocks of all of them."""
+        """Return the free lists of all private pools."""
         return [pool for private in (*self._used.values(), *self._left.values()) for pool in private.pools()]
 
     def left(self) -> list[Pool]:
-        """The pools of free blocks that may be given back."""
+        """Return the free lists of private pools without users, which may be released."""
         return [pool for private in self._left.values() for pool in private.pools()]

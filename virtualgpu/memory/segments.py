@@ -1,6 +1,6 @@
-"""The allocator's dealings with the device: segments taken when the cache has no block, and given back when it must.
+"""Segments of the caching allocator: reserved when the cache has no fitting block, released when memory is short.
 
-What happens inside a segment, once it is there, is `caching`.
+`caching` manages the blocks within a segment.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class Segments:
         self.device = device
         self.statistics = Statistics()
         self.watch: Watcher | None = None
-        self.settle: Callable[[], None] | None = None  # waits until nothing is held any more
+        self.settle: Callable[[], None] | None = None  # waits until no block is held any more
         self.memory = memory
         self._heads: dict[int, Block] = {}  # a segment's address -> its first block
         self._small: dict[int, Pool] = {}  # stream -> pool
         self._large: dict[int, Pool] = {}
         self.private = PrivatePools()
-        self.captures = 0  # graphs that are being captured, and pools in use: nothing is given back meanwhile
+        self.captures = 0  # captures in progress and active MemPools: nothing is released meanwhile
         self._expandable: dict[Pool, Expandable] = {}
-        self._searches = 0  # of the large pools, while garbage collection is on: the clock by which blocks age
+        self._searches = 0  # in large pools, while garbage collection is on: the clock by which blocks age
         self._allowed: int | None = None
         self.go_on_under(settings)
 
     def go_on_under(self, settings: Settings) -> None:
-        """From now on; segments that are there stay as they are, whole or expandable.
+        """Apply settings from now on; existing segments stay as they are, whole or expandable.
 
         `inactive_split` is counted by the rules in force, for older segments too.
         """
@@ -69,23 +69,23 @@ class Segments:
             self._rule(pool)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Allow no more reserved memory than this part of the capacity."""
+        """Limit reserved memory to this part of the capacity."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction is {fraction}; it must be from 0 to 1")
         self._allowed = int(fraction * self.memory.capacity_bytes) if fraction < 1 else None
-        # As in PyTorch, blocks are collected only under a fraction below 1: the threshold is a part of that part.
+        # As in PyTorch, blocks are collected only under a fraction below 1: the threshold is relative to it.
         self._collects = self._allowed is not None and self.settings.garbage_collection_threshold > 0
         self._choosy = self._collects or self._expands or self._max_split < _NO_LIMIT
 
     def lift_limit(self) -> None:
-        """From now on there is as much memory as is asked for: so a run can show what it would need."""
+        """Remove the capacity limit, so that a run can show how much it would need."""
         self.memory.capacity_bytes = _LIFTED
         self._allowed, self._collects = None, False
         for expandable in self._expandable.values():
             expandable.lift_limit()
 
     def empty_cache(self) -> None:
-        """Give back every segment without a live block, and every free page of an expandable segment."""
+        """Release every segment without a live block, and every free page of an expandable segment."""
         if self.settle is not None and not self.captures:
             self.settle()
         self.statistics.events["num_sync_all_streams"] += 1
@@ -94,7 +94,7 @@ class Segments:
             self._give_back(pool)
 
     def let_go(self, id: tuple[int, int]) -> None:
-        """One user less of a private pool; after the last, what is free in it is given back."""
+        """Remove a user of a private pool; after the last, release its free segments."""
         private = self.private.release(id)
         if not private.uses:
             for pool in private.pools():
@@ -117,7 +117,7 @@ class Segments:
         return pool
 
     def _rule(self, pool: Pool) -> None:
-        """How the settings let blocks of the pool be split, and new segments grow."""
+        """Set by the settings how blocks of the pool are split, and how new segments grow."""
         always = pool.small or self._expands
         pool.least_rest = UNIT if always else MiB + 1
         pool.split_below = _NO_LIMIT if always else self._max_split
@@ -128,7 +128,7 @@ class Segments:
             )
 
     def _choose(self, pool: Pool, size: int, index: int) -> int:
-        """The block that the settings let a request have, from the smallest that is large enough; or their number."""
+        """Return the index of the block that the settings allow, from the smallest fitting one on; or their number."""
         blocks = pool.blocks
         none = len(blocks)
         if self._collects and not pool.small:
@@ -136,7 +136,7 @@ class Segments:
         if index == none:
             return none
         if self._expands:
-            # A block counts for as much as it can grow to, so one that much unmapped room follows is spared.
+            # A block counts for as much as it can grow to, so one before much unmapped room is spared.
             while index + 1 < none and _room(blocks[index + 1]) < _room(blocks[index]):
                 index += 1
         found = blocks[index].size
@@ -147,7 +147,7 @@ class Segments:
     def _obtain(self, pool: Pool, size: int, nbytes: int) -> int:
         """Put a block of at least `size` from the device into the pool, and return its index.
 
-        What has to be given back for it is given back, in PyTorch's order; raises OutOfMemory.
+        Releases cached memory for it in PyTorch's order; raises OutOfMemory.
         """
         if size <= SMALL_REQUEST:
             segment = SMALL_SEGMENT
@@ -155,7 +155,7 @@ class Segments:
             segment = self._large_segment
         else:
             segment = -(-size // STEP) * STEP
-        if nbytes >= 1 << 60:  # refused by PyTorch before the allocator is asked: nothing is released or counted
+        if nbytes >= 1 << 60:  # PyTorch refuses this before the allocator: nothing is released or counted
             raise OutOfMemory(self._shortage(nbytes, segment))
         if self._collects:
             self._collect_garbage()
@@ -172,21 +172,21 @@ class Segments:
         return bisect_left(pool.keys, block.size << ADDRESS_BITS | block.address)
 
     def _take(self, pool: Pool, size: int, segment: int) -> Block | None:
-        """A new segment in the pool, or for expandable segments as many pages as are needed."""
+        """Add a new segment to the pool, or map as many pages of an expandable one as are needed; return the block."""
         if self._allowed is not None and self.memory.taken_bytes + segment > self._allowed:
             return None
         if self._expands:
             return self._expandable[pool].obtain(size)
         if not self.memory.take(segment):
             return None
-        address = self.memory.reserve(segment, STEP)
+        address = self.memory.addresses.reserve(segment, STEP)
         block = self._heads[address] = Block(address, segment, pool, None, None)
         pool.insert(block)
         self._account("segment_alloc", pool, address, segment)
         return block
 
     def _release(self, block: Block) -> None:
-        """Give a whole free segment back to the device."""
+        """Release a whole free segment to the device."""
         block.pool.remove(block)
         block.state = GONE
         del self._heads[block.address]
@@ -221,8 +221,8 @@ class Segments:
         return released >= needed
 
     def _collect_garbage(self) -> None:
-        """Release whole large segments that have lain unused for longer than the average, until enough are released."""
-        assert self._allowed is not None  # _collects says so
+        """Release whole large segments that were idle for longer than the average, until enough are released."""
+        assert self._allowed is not None  # implied by _collects
         excess = self.memory.taken_bytes - int(self.settings.garbage_collection_threshold * self._allowed)
         blocks = [block for pool in self._large.values() for block in pool.whole()]
         while excess > 0 and blocks:

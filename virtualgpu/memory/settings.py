@@ -1,7 +1,7 @@
-"""The caching allocator's settings, and the text of PYTORCH_CUDA_ALLOC_CONF that sets them.
+"""Parse PYTORCH_CUDA_ALLOC_CONF into the caching allocator's settings.
 
-Settings that change what is allocated and are not mirrored are refused by name; those that cannot change it are
-accepted and ignored.
+Settings that change allocations and are not mirrored are refused by name; settings without effect on them are accepted
+and ignored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-_NO_EFFECT = {  # on how much device memory is taken
+_NO_EFFECT = {  # on device memory
     "graph_capture_record_stream_reuse",
     "pinned_free_catch_all",
     "pinned_max_cached_size_mb",
@@ -27,7 +27,7 @@ _INTERVALS = 16  # of roundup_power2_divisions: below 2 MiB, 2 to 4 MiB, …, fr
 
 @dataclass(frozen=True)
 class Settings:
-    """What PYTORCH_CUDA_ALLOC_CONF can set, with PyTorch's defaults.
+    """The settings of PYTORCH_CUDA_ALLOC_CONF, with PyTorch's defaults.
 
     `roundup_power2_divisions` is one number for all sizes or sixteen, for sizes from 1, 2, 4, … MiB; 0 or 1 is off.
     `per_process_memory_fraction` is a start value for `set_memory_fraction`.
@@ -60,7 +60,7 @@ class Settings:
 
     @classmethod
     def parse(cls, text: str) -> Settings:
-        """The settings in `text`, such as "max_split_size_mb:128,expandable_segments:True".
+        """Parse `text`, such as "max_split_size_mb:128,expandable_segments:True".
 
         Raises ValueError for a name or value that PyTorch would not take, NotImplementedError for a setting that
         PyTorch knows and this allocator does not mirror.
@@ -82,7 +82,7 @@ class Settings:
 
     @property
     def divisions(self) -> tuple[int, ...] | None:
-        """The sixteen numbers of `roundup_power2_divisions`, None where all are off."""
+        """The sixteen numbers of `roundup_power2_divisions`; None where all are off."""
         each = self.roundup_power2_divisions
         each = (each,) * _INTERVALS if isinstance(each, int) else each
         return each if max(each) > 1 else None
@@ -119,7 +119,7 @@ def _truth(name: str, value: str) -> bool:
 
 
 def _divisions(name: str, value: str) -> int | tuple[int, ...]:
-    """N, or [64:8,256:4,>:2]: 8 steps from 64 MiB, 4 from 256 MiB, 2 from 512 MiB.
+    """Parse N, or [64:8,256:4,>:2]: 8 steps from 64 MiB, 4 from 256 MiB, 2 from 512 MiB.
 
     As in PyTorch, the first entry also counts for smaller sizes, and sizes between two entries are not rounded.
     """

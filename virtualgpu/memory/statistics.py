@@ -1,14 +1,14 @@
-"""The allocator's counts, under the names of `torch.cuda.memory_stats`.
+"""The allocator's counters, under the names of `torch.cuda.memory_stats`.
 
-It counts what it is told; `allocate` and `free` update the three counts of every request in place, for speed.
+For speed, `CachingAllocator.allocate` and `free` update the counters of a request in place.
 """
 
 from __future__ import annotations
 
 import functools
 
-# Counted for the small pool, the large pool and both. "active" is what is allocated, and what is held: freed, while
-# another stream still uses it.
+# Counted for the small pool, the large pool and both. "active" is allocated memory and held memory: freed while another
+# stream still uses it.
 _NAMES = (
     "allocation",
     "allocated_bytes",
@@ -23,7 +23,7 @@ _EVENTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_
 
 
 class Stat:
-    """One count: its value, its peak, and what was ever given back; "allocated" follows from them."""
+    """One counter: current value, peak, and total freed; "allocated" follows from them."""
 
     __slots__ = ("current", "freed", "offset", "peak")
 
@@ -31,7 +31,7 @@ class Stat:
         self.current = self.peak = self.freed = self.offset = 0
 
     def add(self, amount: int) -> None:
-        """Change the count; a negative amount is something given back."""
+        """Change the count; a negative amount is freed."""
         self.current += amount
         if amount < 0:
             self.freed -= amount
@@ -44,32 +44,32 @@ Counters = tuple[Trio, Trio, Trio, Trio]
 
 
 class Statistics:
-    """All counts of one device; `events` holds those that only grow."""
+    """All counters of one device; `events` holds those that only grow."""
 
     def __init__(self) -> None:
-        # small, large, both; of the third only the peak is kept, the rest is the sum
+        # small, large, both; the third keeps only the peak, the rest is the sum
         self._stats = {name: (Stat(), Stat(), Stat()) for name in _NAMES}
         self.oversize_allocations = Stat()
         self.oversize_segments = Stat()
         self.events = dict.fromkeys(_EVENTS, 0)
-        # Held: (blocks, their bytes) in the small and the large pool, and at the last reset; peaks of what is active.
+        # Held: (blocks, bytes) in the small and the large pool, and at the last reset; peaks of active memory.
         self.held, self._held_before = [(0, 0), (0, 0)], [(0, 0), (0, 0)]
         self._active: dict[tuple[str, int], int] = {}
 
     def hold(self, small: bool, blocks: int, nbytes: int) -> None:
-        """So many blocks more are held; a negative number are held no more."""
+        """Add held blocks of a pool; negative numbers remove them."""
         pool = 0 if small else 1
         self.held[pool] = self.held[pool][0] + blocks, self.held[pool][1] + nbytes
 
     def look(self) -> None:
-        """Keep the peaks of what is active, while something is held."""
+        """Update the peaks of active memory, while blocks are held."""
         for kind, name in enumerate(_SAME):
             now = [self._stats[_SAME[name]][pool].current + self.held[pool][kind] for pool in (0, 1)]
             for pool, total in enumerate((*now, sum(now))):
                 self._active[name, pool] = max(self._active.get((name, pool), 0), total)
 
     def add(self, name: str, small: bool, amount: int) -> None:
-        """Change the count `name` of one pool."""
+        """Change the counter `name` of one pool."""
         one, other, both = self._stats[name]
         (one if small else other).add(amount)
         both.peak = max(both.peak, one.current + other.current)
@@ -82,9 +82,9 @@ class Statistics:
         return self._stats[name][2].peak
 
     def counters(self, small: bool) -> Counters:
-        """What every request changes: its count, its block's bytes, its own bytes, and the bytes split off and free.
+        """Return the counters that every request changes: requests, block bytes, requested bytes, inactive split bytes.
 
-        Each as the pool's own Stat, the other pool's, and that of both.
+        Each is the Stat of this pool, of the other pool, and of both.
         """
         names = ("allocation", "allocated_bytes", "requested_bytes", "inactive_split_bytes")
         a, b, c, d = (self._stats[name] if small else _swap(self._stats[name]) for name in names)
@@ -109,7 +109,7 @@ class Statistics:
         self.events = dict.fromkeys(_EVENTS, 0)
 
     def flat(self, max_split_size: int) -> dict[str, int]:
-        """Everything, by the names of `torch.cuda.memory_stats`, sorted."""
+        """Return all counters by the names of `torch.cuda.memory_stats`, sorted."""
         out = {**self.events, "num_oom_rejections": 0, "max_split_size": max_split_size}
         for name in (*self._stats, *_SAME):
             small, large, both = self._stats[_SAME.get(name, name)]
@@ -125,7 +125,7 @@ class Statistics:
         return dict(sorted(out.items()))
 
     def _add_held(self, name: str, *rows: list[int]) -> None:
-        """Add what is held to [current, peak, allocated, freed] of the small pool, the large pool and both."""
+        """Add held blocks to [current, peak, allocated, freed] of the small pool, the large pool and both."""
         kind = list(_SAME).index(name)
         held = [self.held[pool][kind] for pool in (0, 1)]
         before = [self._held_before[pool][kind] for pool in (0, 1)]

@@ -1,1 +1,1 @@
-"""Every operation: run on the tensors behind the GPU, with CUDA's results, errors, memory and time."""
+"""ATen operations on a virtual GPU: CUDA's results, errors, memory and time."""

@@ -1,4 +1,4 @@
-"""What stands above autograd on a virtual GPU: autocast's lists, mirrored operations, CUDA's refusals.
+"""Kernels registered above autograd: autocast, CUDA's variants of operations, and CUDA's argument checks.
 
 All three are registered on one dispatch key that nothing else uses, and that every watched thread includes.
 """
@@ -10,14 +10,14 @@ import threading
 import torch
 from torch.library import Library, fallthrough_kernel
 
-from . import autocast, cuda_kernels, refused
+from . import autocast, cuda_kernels, cuda_refusals
 
 _library: list[Library] = []
 _registering = threading.Lock()
 
 
 def include(on: bool) -> None:
-    """Let this thread's operations pass here, or not."""
+    """Switch these kernels on or off for this thread's operations."""
     if on:
         register()
     torch._C._dispatch_tls_set_dispatch_key_included(autocast.KEY, on)
@@ -25,7 +25,7 @@ def include(on: bool) -> None:
 
 
 def register() -> None:
-    """Once in a process; before that no operation passes here."""
+    """Register the kernels, once in a process."""
     with _registering:
         if _library:
             return
@@ -37,11 +37,11 @@ def register() -> None:
         for names, change in autocast.LISTS:
             for name in names:
                 if f"aten::{name}" in known and name not in cuda_kernels.MIRRORS:
-                    parts.impl(name, refused.first(name, autocast.kernel(name, change)), autocast.KEY.name)
+                    parts.impl(name, cuda_refusals.first(name, autocast.kernel(name, change)), autocast.KEY.name)
         for name in autocast.COMPOSITE:
-            parts.impl(name, refused.first(name, autocast.in_parts(name)), autocast.KEY.name)
+            parts.impl(name, cuda_refusals.first(name, autocast.in_parts(name)), autocast.KEY.name)
         for name, mirror in cuda_kernels.MIRRORS.items():
-            parts.impl(name, refused.first(name, mirror), autocast.KEY.name)
+            parts.impl(name, cuda_refusals.first(name, mirror), autocast.KEY.name)
         done = (
             {*autocast.COMPOSITE}
             | cuda_kernels.MIRRORS.keys()
@@ -49,6 +49,6 @@ def register() -> None:
         )
         of_the_cpu = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
         cpus = {name.removeprefix("aten::") for name in of_the_cpu if name.startswith("aten::")}
-        for name in (refused.BEFORE.keys() | refused.INSTEAD.keys() | cpus) - done:
+        for name in (cuda_refusals.BEFORE.keys() | cuda_refusals.INSTEAD.keys() | cpus) - done:
             itself = autocast.cpus_alone(name) if name in cpus else autocast.kernel(name)
-            parts.impl(name, refused.first(name, refused.INSTEAD.get(name) or itself), autocast.KEY.name)
+            parts.impl(name, cuda_refusals.first(name, cuda_refusals.INSTEAD.get(name) or itself), autocast.KEY.name)

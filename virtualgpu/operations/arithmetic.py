@@ -1,4 +1,4 @@
-"""What the operations that do arithmetic take on the GPU: their shapes are read here, `clock.work` knows the rest."""
+"""Kernel times of compute-bound operations: reads their shapes, and asks `clock.work` for the duration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 def precision(dtype: torch.dtype, *, convolution: bool = False) -> str:
-    """Which of a GPU's rates a product of this dtype runs at."""
+    """Return the precision, as in `Rates.tflops`, at which products of this dtype run."""
     name = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}.get(dtype, "fp32")
     return "tf32" if name == "fp32" and _allows_tf32("conv" if convolution else "matmul") else name
 
@@ -52,7 +52,7 @@ def _mm(device: Device, func: Any, args: Args, out: Any) -> Cost:
 
 
 def _aligned(*matrices: Tensor) -> int:
-    """The power of two of bytes, up to 16, that every row (or column, where it is turned) of the matrices begins at."""
+    """Return the alignment in bytes, up to 16, of every row (or column, if transposed) of the matrices."""
     found = 16
     for matrix in matrices:
         strides = matrix.stride()
@@ -64,7 +64,7 @@ def _aligned(*matrices: Tensor) -> int:
 
 
 def costs(device: Device, found: work.Work, dtype: str, kernels: int = 1) -> Cost:
-    """The cost of such work at this precision."""
+    """Return the cost of such work at this precision."""
     power = device.timer.clock.rates.power
     joules = 0.0 if power is None else found.flops * power.per_flop_pj[dtype] * 1e-12
     return Cost(found.seconds, found.flops, kernels, joules)
@@ -90,7 +90,7 @@ def _conv_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
 
 
 class _Convolution(NamedTuple):
-    """What a convolution is given; `out` is its result, or the gradient of that."""
+    """Arguments of a convolution; `out` is its result, or the gradient of that."""
 
     tensor: Tensor
     weight: Tensor
@@ -105,7 +105,7 @@ class _Convolution(NamedTuple):
         return self.weight.shape[1] == 1 and self.groups > 1
 
     def by_cudnn(self, plain: bool) -> bool:
-        """Whether cuDNN does a depthwise convolution: PyTorch's `use_cudnn_depthwise`, for cuDNN from 8.2 on."""
+        """Return True if cuDNN runs a depthwise convolution (PyTorch's `use_cudnn_depthwise`, cuDNN 8.2 and later)."""
         if not plain:
             return True
         if self.tensor.dtype is not torch.float16 or self.tensor.dim() != 4 or max(self.dilation) > 1:
@@ -131,7 +131,7 @@ def _convolved(device: Device, given: _Convolution, parts: tuple[str, ...], move
     plain = traffic([image for image in images if image.is_contiguous()])
     point = all(size == 1 for size in given.weight.shape[2:])
     unit = not given.transposed and max(*given.stride, *given.dilation) == 1
-    done = work.convolved(
+    done = work.convolution_parts(
         rates,
         given.tensor.shape,
         given.weight.shape,

@@ -1,4 +1,4 @@
-"""What CUDA's kernels assert: faults that the CPU refuses at the call, and a GPU finds when the call has returned."""
+"""Device-side asserts: bad indices that the CPU rejects at once, and a GPU reports at a later call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ALIGNED = 16  # bytes that a gather moves at a time where every row allows it
 
 
 def _rows(source: Tensor, dim: int) -> bool:
-    """Whether a gather along `dim` takes whole rows that are contiguous and begin at multiples of 16 bytes."""
+    """Return True if a gather along `dim` takes whole rows that are contiguous and aligned to 16 bytes."""
     row = math.prod(source.shape[dim + 1 :]) * source.element_size()
     start = source.storage_offset() * source.element_size()
     first = math.prod(source.shape[:dim]) == 1 and source.is_contiguous()
@@ -126,22 +126,22 @@ _REFUSALS = re.compile("out of (range|(DATA )?bounds)|not in the valid range|sho
 
 
 def asserts(func: Any) -> bool:
-    """Whether the kernel of `func` asserts something of the values that it is given."""
+    """Return True if the kernel of `func` asserts conditions on values."""
     return _name(func) in _ASSERTIONS
 
 
 def reads(func: Any, args: Sequence[Any]) -> Reads:
-    """What the kernel of `func` asserts of its arguments, all of the schema's in their order."""
+    """Return the conditions of the kernel of `func` on its arguments, given in the schema's order."""
     return _ASSERTIONS[_name(func)][1](*args)
 
 
 def ignored(func: Any, args: Sequence[Any]) -> int | None:
-    """The value that passes although it is out of range, None where there is none: a loss's `ignore_index`."""
+    """Return the value that passes although it is out of range (a loss's `ignore_index`), None if there is none."""
     return args[4] if _name(func).startswith("nll_loss") else None
 
 
 def condition(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> str:
-    """What the kernel of `func` says of values out of range."""
+    """Return the assertion of the kernel of `func` for values out of range."""
     found = _ASSERTIONS[_name(func)][0]
     if func._schema.overload_name.startswith("value") and found == _SCATTERED:
         return _FILLED
@@ -149,7 +149,7 @@ def condition(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None
 
 
 def failed(func: Any, error: Exception, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> str | None:
-    """The condition that fails in the kernel of `func` where the CPU has raised `error`; None where none does."""
+    """Return the condition that fails in the kernel of `func` where the CPU has raised `error`; None if none does."""
     if not asserts(func) or not _REFUSALS.search(str(error)):
         return None
     return condition(func, args, kwargs)

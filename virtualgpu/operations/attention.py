@@ -1,7 +1,7 @@
-"""Attention as CUDA does it: what the chosen kernel keeps for backward, and its values computed here.
+"""scaled_dot_product_attention by CUDA's kernels: their saved tensors, temporaries and values.
 
-Above autograd the kernel's own operation is called, so that PyTorch's autograd keeps what it keeps on a GPU; below, the
-operation is computed in float32.
+Above autograd, it calls the kernel's own operation, so that PyTorch's autograd saves the same tensors as on a GPU;
+below, it computes the operation in float32.
 """
 
 from __future__ import annotations
@@ -393,6 +393,6 @@ def _rounded(size: int, multiple: int) -> int:
 
 
 def _of_every_head(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
-    """Where heads share keys and values: their gradients head by head, before these are added."""
+    """Return the gradients of shared keys and values per query head, before they are summed."""
     heads, shared = q.shape[1], k.shape[1]
     return [t.nbytes // shared * heads for t in (k, v)] if shared != heads else []

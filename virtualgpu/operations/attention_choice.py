@@ -1,6 +1,6 @@
-"""Which of CUDA's kernels does an attention: cuDNN's, flash, memory-efficient, or plain operations ("math").
+"""Select the kernel of scaled_dot_product_attention: cuDNN, flash, memory-efficient or math.
 
-Follows sdp_utils.cpp and sdp_utils_cpp.h of ATen/native/transformers, check by check.
+Follows PyTorch 2.15, ATen/native/transformers, sdp_utils.cpp and sdp_utils_cpp.h, check by check.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def choose(
 
 
 def choose_of_rows(capability: tuple[int, int], rows: Tensor, heads: int, lengths: Sequence[int]) -> str:
-    """The same for the sequences of a nested tensor that attend to themselves, one after another in `rows`."""
+    """Select the kernel for self-attention of a nested tensor, whose sequences are concatenated in `rows`."""
     backends = torch.backends.cuda
     q = rows.unflatten(1, (heads, -1)).transpose(0, 1)[None]
     if min(lengths):
@@ -59,13 +59,13 @@ def choose_of_rows(capability: tuple[int, int], rows: Tensor, heads: int, length
 
 
 def _ready(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """What every fused kernel asks for. A bias that lies by heads, as a learned one does when permuted, is refused."""
+    """Check the requirements of every fused kernel. A bias laid out by heads, as a permuted learned one, is refused."""
     fits = all(t.dim() == 4 and t.shape[-2] for t in (q, k, v)) and q.dtype == k.dtype == v.dtype
     return fits and q.shape[0] == k.shape[0] == v.shape[0] and (mask is None or mask.stride(-1) == 1)
 
 
 def _heads_fit(q: Tensor, k: Tensor, v: Tensor, gqa: bool, *, alike: bool = True) -> bool:
-    """As many of each, or keys and values shared: by all, or where `enable_gqa` is given by groups."""
+    """Return True if the numbers of heads fit: equal, or keys and values shared by all or by groups (`enable_gqa`)."""
     heads, keys, values = (t.shape[1] for t in (q, k, v))
     if gqa:
         return (keys == values or not alike) and all(n > 0 and heads % n == 0 for n in (keys, values))

@@ -1,4 +1,4 @@
-"""CUDA's autocast on tensors that are not CUDA's: its lists of operations, and its cache of cast weights.
+"""CUDA's autocast for labelled CPU tensors: its lists of operations, and its cache of cast weights.
 
 `torch.autocast("cuda")` itself is PyTorch's. Its casts are registered for CUDA tensors only, so the same lists are
 registered here on a dispatch key that nothing else uses, which every thread of a virtual GPU includes. The lists are
@@ -81,17 +81,17 @@ def below(*arguments: Any) -> Any:
 
 
 def casting() -> bool:
-    """Whether `torch.autocast("cuda")` is on in this thread."""
+    """Return True if `torch.autocast("cuda")` is on in this thread."""
     return torch.is_autocast_enabled("cuda")
 
 
 def lower(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of an operation of the first list."""
+    """Cast the arguments of an operation of the first list."""
     return cast_last_first(args, torch.get_autocast_dtype("cuda"))
 
 
 def to_float(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of an operation that autocast runs in float32."""
+    """Cast the arguments of an operation that autocast runs in float32."""
     return cast_last_first(args, torch.float32)
 
 
@@ -104,7 +104,7 @@ Change = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[Any, 
 
 
 def kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
-    """The operation, with what `change` makes of the call while autocast is on."""
+    """Return the operation with its call changed by `change` while autocast is on."""
     op = overload(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ def kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
 
 
 def in_parts(name: str) -> Callable[..., Any]:
-    """The operation as those that it is made of, each of which passes here."""
+    """Run the operation as its parts, each of which passes through autocast."""
     parts: Callable[..., Any] = overload(name).decompose
     return parts
 
@@ -182,7 +182,7 @@ def _on_gpu(tensor: Tensor) -> bool:
 
 
 def eligible(tensor: Any) -> bool:
-    """Whether autocast may cast it: on a GPU, floating, and not float64."""
+    """Return True if autocast may cast it: on a GPU, floating, and not float64."""
     return (
         isinstance(tensor, Tensor)
         and tensor.is_floating_point()

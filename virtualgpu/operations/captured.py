@@ -1,9 +1,9 @@
-"""What a CUDA graph does with values: the operations of its capture run again, on the same storages.
+"""Replay the values of a CUDA graph: the captured operations run again on the same storages.
 
-A graph keeps the bytes of what was made in its capture, not its memory: a tensor that dies during the capture gives its
-block back to the graph's pool. So the bytes of a new storage have two owners: one with the label, which is the
-program's, and one without, which is the graph's. Nothing runs on a GPU during a capture: what is written to that was
-there before is put back at its end, and what is new is zero until the first replay.
+A graph keeps the bytes of tensors made in its capture, not their memory blocks: a tensor that dies during the capture
+returns its block to the graph's pool. So the bytes of a new storage have two owners: the program's storage, with a
+label, and the graph's, without one. Nothing runs on a GPU during a capture: existing tensors that the capture writes
+to are restored at its end, and new ones are zero until the first replay.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Capture:
         self.broken = False
         self.steps: list[_Step] = []
         self._own: dict[int, Any] = {}  # the graph's storages
-        self._before: dict[int, tuple[StorageWeakRef, Tensor]] = {}  # what was written to, as it was
+        self._before: dict[int, tuple[StorageWeakRef, Tensor]] = {}  # values before the capture wrote to them
         self._random: Any = device.generator.get_state() if gpu.compute else None
 
-    # -- what the device asks ----------------------------------------------------------------------------------------
+    # -- called by the device ----------------------------------------------------------------------------------------
 
     def covers(self, stream: int) -> bool:
         return stream in self.recording.streams
@@ -67,7 +67,7 @@ class Capture:
     # -- while it is captured ----------------------------------------------------------------------------------------
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep what an operation will write to, if it was there before the capture."""
+        """Save tensors that an operation will write to, if they existed before the capture."""
         if not self.gpu.compute:
             return
         schema = func._schema
@@ -91,7 +91,7 @@ class Capture:
     def note(
         self, compute: Compute | None, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, live: bool = False
     ) -> Any:
-        """An operation that has run: its results on storages that the graph shares.
+        """Record an operation that has run, and put its results on storages that the graph shares.
 
         `compute` gives its results again; None is for what only allocates, and a replay finds there what the last one
         left. Tensors of the host are taken as they are now, unless a copy of them is what goes into the graph (`live`).
@@ -123,7 +123,7 @@ class Capture:
         return out
 
     def float_(self, tensor: Tensor) -> Tensor:
-        """What C++ makes without saying where: should it join the GPU, the graph has its bytes."""
+        """Share the bytes of a tensor that C++ made without a device, in case it joins the GPU."""
         storage = storage_of(tensor)
         if storage is None or not storage.nbytes() or not self.gpu.compute:
             return tensor
@@ -131,7 +131,7 @@ class Capture:
             return _on(_for_the_program(storage), tensor)
 
     def join(self, storage: Any) -> None:
-        """What floated has joined the GPU: each replay fills it with what it holds now."""
+        """Record that such a tensor has joined the GPU: each replay fills it with its current values."""
         own = getattr(storage, BYTES, None)
         if own is not None and own._cdata not in self._own:
             self._own[own._cdata] = own
@@ -140,7 +140,7 @@ class Capture:
                 self.steps.append(_Step(lambda device, args, kwargs: values, (), {}, [_bytes(own)]))
 
     def resized(self, tensor: Tensor) -> None:
-        """An operation has given a tensor's storage other memory, which is the graph's: `out=` of an empty tensor."""
+        """Record that an operation resized a storage (`out=` of an empty tensor): its memory is the graph's."""
         storage = storage_of(tensor)
         if not self.gpu.compute or not storage.nbytes():
             return
@@ -151,7 +151,7 @@ class Capture:
             tensor.set_(_for_the_program(storage), lies.offset, lies.size, lies.stride)
 
     def copied(self, into: Tensor, source: Tensor) -> None:
-        """A copy that no operation makes: from the GPU to pinned memory."""
+        """Record a copy outside of operations: from the GPU to pinned memory."""
         self.note(lambda device, args, kwargs: args[0].copy_(args[1]), (into, source), {}, None, live=True)
 
     def _operand(self, tensor: Tensor, live: bool) -> _Operand:
@@ -166,7 +166,7 @@ class Capture:
         return _Operand(None, StorageWeakRef(storage), _Layout.of(tensor))
 
     def end(self) -> None:
-        """Nothing of it has happened."""
+        """End the capture, and restore the values from before it."""
         if not self.gpu.compute:
             return
         with backing, torch.no_grad():
@@ -184,7 +184,7 @@ class Capture:
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Compute all of it again."""
+        """Replay the values of all operations."""
         quiet: Any = _Quiet(self.device)
         shared: dict[int, Any] = {}
         with backing, torch.inference_mode(), autocast.below(), _below_modes(), torch._C.DisableTorchFunction():
@@ -200,7 +200,7 @@ def refuse_to_resize(tensors: list[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class _Place:
-    """An operand in the place of a tensor."""
+    """Marks an operand in an argument tree."""
 
     operand: _Operand
 
@@ -224,7 +224,7 @@ class _Operand:
         if alias is None:
             storage = _Storage._new_with_weak_ptr(place)
             if storage is None:
-                warn_once(gpu.told, FREED)
+                warn_once(gpu.warned, FREED)
                 return torch.zeros(self.layout.size, dtype=self.layout.dtype, device="cpu")
             alias = shared[place] = _alias(storage) if storage.nbytes() else storage
         return self.layout.on(alias)
@@ -258,10 +258,10 @@ class _Quiet:
         return Label(self._device, None, nbytes)
 
     def put(self, storage: Any) -> None:
-        """It stays without a label."""
+        """Leave the storage without a label."""
 
     def touch(self, sizes: Any) -> None:
-        """It is in the graph's pool."""
+        """Do nothing: the memory is in the graph's pool."""
 
 
 def _filled(gpu: VirtualGPU, tree: Any, shared: dict[int, Any]) -> Any:
@@ -285,7 +285,7 @@ def _bytes(storage: Any) -> Tensor:
 
 
 def _alias(storage: Any) -> Any:
-    """Another storage of the same bytes, which keeps them."""
+    """Return another storage of the same bytes, which keeps them alive."""
     return _torch._from_dlpack(_torch._to_dlpack(_bytes(storage))).untyped_storage()
 
 
@@ -300,7 +300,7 @@ def _for_the_program(storage: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a tensor lies on its storage."""
+    """Layout of a tensor on its storage."""
 
     dtype: torch.dtype
     offset: Any
@@ -316,7 +316,7 @@ class _Layout:
         )
 
     def on(self, storage: Any) -> Tensor:
-        """A tensor that lies so on another storage."""
+        """Return a tensor with this layout on another storage."""
         plain: Any = torch.empty(0, dtype=self.dtype, device="cpu")
         out: Tensor = plain.set_(storage, self.offset, self.size, self.stride)
         out = out.conj() if self.conjugate else out
@@ -324,5 +324,5 @@ class _Layout:
 
 
 def _on(storage: Any, like: Tensor) -> Tensor:
-    """A tensor that lies on `storage` as `like` does on its own."""
+    """Return a tensor on `storage` with the layout of `like`."""
     return _Layout.of(like).on(storage)

@@ -1,6 +1,6 @@
-"""LSTMCell and GRUCell as CUDA does them: two products, then one kernel for all gates, which keeps what they came to.
+"""LSTMCell and GRUCell as CUDA runs them: two matrix products, then one fused kernel for the gates.
 
-The kernels' formulas are those of ATen/native/cuda/RNN.cu; both run on shapes and on values.
+The kernels' formulas are those of PyTorch 2.15, ATen/native/cuda/RNN.cu; both run on shapes and on values.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MIRRORS: dict[str, Callable[..., Any]] = {"lstm_cell": _lstm, "gru_cell": _gru}
 
 
 def _fused(gates: int, tensor: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, *others: Tensor | None) -> bool:
-    """Whether CUDA's kernel runs; what does not fit together, PyTorch's own function refuses."""
+    """Return True if CUDA's kernel runs; PyTorch's own function refuses mismatched arguments."""
     if in_force.current is None or not in_force.current.mirror or h.dim() != 2:
         return False
     given = [t for t in (tensor, h, w_ih, w_hh, *others) if t is not None]

@@ -1,4 +1,4 @@
-"""The time of copies: over the host's link, to another GPU, within one; and the host's waits that nobody asked for."""
+"""Cost of copies (host to device, between devices, on one device), and implicit synchronizations of the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..scope import in_force, told
+from ..scope import gpu_trace, in_force
 from ..scope.labels import NAME, PINNED, device_of, storage_of
 from . import host_shapes
 from .traffic import reading, traffic, writing
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def charge(into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
-    """A copy of `source` to `into` that has been made, in the current streams."""
+    """Charge a copy of `source` to `into` that has been made, in the current streams."""
     to, origin = device_of(into), device_of(source)
     nbytes = traffic(into)
     if not nbytes or (to is None and origin is None):
@@ -32,14 +32,14 @@ def charge(into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> N
     else:
         rates = origin.timer.clock.rates
         origin.timer.hold(origin.stream, to.timer.streams.get(to.stream, 0.0))
-        told.stream_waits(origin.stream, to.stream)
+        gpu_trace.stream_waits(origin.stream, to.stream)
         end = origin.timer.kernel(origin.stream, nbytes / (rates.peer_gbps * 1e9), f"copy to cuda:{to.index}")
         to.timer.hold(to.stream, end)
-        told.stream_waits(to.stream, origin.stream)
+        gpu_trace.stream_waits(to.stream, origin.stream)
 
 
 def _alike(into: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether one block of memory can become the other, element by element."""
+    """Return True if one contiguous block can be copied to the other element by element."""
     if into.shape != source.shape or into.layout is not source.layout:
         return False
     if into.layout is not torch.strided:
@@ -52,7 +52,7 @@ def _alike(into: torch.Tensor, source: torch.Tensor) -> bool:
 def _over_the_link(
     to: Device | None, origin: Device | None, into: torch.Tensor, source: torch.Tensor, non_blocking: bool
 ) -> None:
-    """A copy between host and GPU, with what must be changed before or after it.
+    """Charge a copy between host and GPU, with the conversions before or after it.
 
     Where one block cannot become the other as it is, there are copies in between; another dtype is made on the host,
     with `non_blocking` on the GPU (copy_requires_temporaries and its use in aten/src/ATen/native/cuda/Copy.cu).
@@ -84,7 +84,7 @@ def _over_the_link(
 
 
 def _in_between(on: Device | None, device: Device, tensor: torch.Tensor, nbytes: int) -> None:
-    """A copy on one side of the link, between `tensor` and `nbytes` in the form in which they cross."""
+    """Charge a conversion on one side of the link, between `tensor` and the `nbytes` in their transfer layout."""
     clock = device.timer.clock
     if on is None:
         clock.spend(nbytes / (clock.rates.host_copy_gbps * 1e9))
@@ -95,7 +95,7 @@ def _in_between(on: Device | None, device: Device, tensor: torch.Tensor, nbytes:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where a tensor on a virtual GPU begins there."""
+    """Return the address of a tensor on a virtual GPU."""
     label = getattr(storage_of(tensor), NAME, None)
     block = None if label is None else label.block
     return 0 if block is None else int(block.address + tensor.storage_offset() * tensor.element_size())
@@ -105,34 +105,34 @@ def _cross(device: Device, nbytes: int, way: str, pinned: bool, wait: bool, addr
     if wait or not pinned:
         device.check_capture()
     end = device.timer.copy(device.stream, nbytes, way, pinned=pinned, wait=wait, address=address)
-    if wait:  # what the driver stages for a pageable copy that should not wait, PyTorch does not tell
-        told.host_waits_for_stream(device.stream)
+    if wait:  # PyTorch does not report the driver's staging of a pageable non_blocking copy
+        gpu_trace.host_waits_for_stream(device.stream)
         waited_unasked()
     return end
 
 
 class UnderWay(Protocol):
-    """Who is told of copies of pinned memory that the host does not wait for, and of the host's use of its memory."""
+    """Receives asynchronous copies of pinned memory, and the host's accesses to its memory."""
 
     def began(self, storage: Any, way: str, end: float) -> None:
-        """A copy `way` "to GPU" or "to host" ends at `end` of the clock."""
+        """Note a copy; `way` is "to GPU" or "to host", `end` its end on the clock."""
 
     def waits(self) -> bool:
-        """Whether any is under way: whether to be told of uses."""
+        """Return True if any is in flight, so that accesses matter."""
 
     def used(self, storage: Any, *, writes: bool) -> None:
-        """The host reads a storage, or writes to it."""
+        """Note that the host reads a storage, or writes to it."""
 
 
 def used_on_host(storage: Any) -> None:
-    """Python reads a storage of the host, or lets others read it."""
+    """Note that Python reads a host storage, or lets others read it."""
     gpu = in_force.current
     if gpu is not None and gpu.under_way is not None and not in_force.thread.inside and gpu.under_way.waits():
         gpu.under_way.used(storage, writes=False)
 
 
 def send_indices(device: Device, indices: Any) -> None:
-    """Indices that are on the host are brought to the GPU, and the host waits (TensorAdvancedIndexing.cpp)."""
+    """Charge the copy of host indices to the GPU, for which the host waits (TensorAdvancedIndexing.cpp)."""
     for index in indices:
         if index is not None and device_of(index) is None:
             nbytes = index.nbytes
@@ -143,15 +143,15 @@ def send_indices(device: Device, indices: Any) -> None:
 
 
 def read_back(device: Device) -> None:
-    """The host waits for a number: `.item()`, a branch on a tensor, a shape that depends on values."""
+    """Charge a wait of the host for a number: `.item()`, a branch on a tensor, a data-dependent shape."""
     device.check_capture()
     device.timer.copy(device.stream, 8, "to host", pinned=True, wait=True)
-    told.host_waits_for_stream(device.stream)
+    gpu_trace.host_waits_for_stream(device.stream)
     waited_unasked()
 
 
 def waited_unasked() -> None:
-    """What `torch.cuda.set_sync_debug_mode` asks to be told: a wait in an operation that does not look like one."""
+    """Warn or raise for an implicit wait, as `torch.cuda.set_sync_debug_mode` asks."""
     gpu = in_force.current
     if gpu is not None and gpu.sync_debug_mode:
         if gpu.sync_debug_mode == 2:
@@ -160,13 +160,13 @@ def waited_unasked() -> None:
 
 
 class PinnedCache:
-    """Page-locked memory that nobody holds any more, by size: PyTorch keeps it, since taking it is slow."""
+    """Unused page-locked memory by size, which PyTorch keeps, since page-locking is slow."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[int]] = {}
 
     def take(self, nbytes: int) -> tuple[PinnedBlock, bool]:
-        """Memory of at least `nbytes`, which is rounded up to a power of two, and whether it had to be page-locked."""
+        """Return memory of at least `nbytes` rounded up to a power of two, and True if it had to be page-locked."""
         free = self._free.setdefault(1 << (nbytes - 1).bit_length(), [])
         try:
             size, fresh = free.pop(), False
@@ -175,12 +175,12 @@ class PinnedCache:
         return PinnedBlock(free, size), fresh
 
     def empty(self) -> None:
-        """Give it all back to the system."""
+        """Return all of it to the system."""
         self._free.clear()
 
 
 class PinnedBlock:
-    """On the storage that holds it; the memory goes back to the cache when that dies."""
+    """Attribute of the storage that holds it; returns the memory to the cache when the storage dies."""
 
     __slots__ = ("_free", "_size")
 

@@ -1,8 +1,8 @@
-"""What one operation costs: the host's part, and on the GPU the slower of arithmetic and memory traffic, by `Rates`.
+"""Charge one operation to the clock: host overhead, and the slower of arithmetic and memory traffic.
 
-Most operations only move memory: what they read and write is what they are given and return. Matrix products,
-convolutions, attention and recurrent layers do arithmetic that counts (`arithmetic`); a few others move less or more
-than they show. What was touched a moment ago is read from the L2 cache.
+Most operations are memory-bound: they read their arguments and write their results. Matrix products, convolutions,
+attention and recurrent layers are compute-bound (`arithmetic`); a few others move less or more than their arguments.
+Recently accessed data is read from the L2 cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 
 def charge(device: Device, func: Any, args: Args, out: Any) -> None:
-    """Put an operation that has been run on the clocks of host and device, in the current stream."""
+    """Charge an operation that has run to the clocks of host and device, in the current stream."""
     try:
         rule, name, kind, _ = _KNOWN[id(func)]
     except KeyError:
@@ -73,7 +73,7 @@ _KNOWN: dict[int, tuple[Rule, str, str, Any]] = {}
 
 
 def _recorded(args: Any) -> bool:
-    """Whether autograd records an operation on these."""
+    """Return True if autograd records an operation on these arguments."""
     for item in args:
         if isinstance(item, torch.Tensor):
             if item.requires_grad:
@@ -84,7 +84,7 @@ def _recorded(args: Any) -> bool:
 
 
 def _kind(func: Any) -> str:
-    """Whether a layer is what usually calls this, or it is a cast, or neither."""
+    """Return the kind of host overhead: usually called by a layer, a cast, or neither."""
     if func is aten._to_copy.default:
         return "cast"
     name = _name(func)
@@ -105,7 +105,7 @@ _NO_LAYERS = (
 
 
 def _in_forward() -> bool:
-    """Whether a `forward` called this operation, and not a line of a program that stands by itself."""
+    """Return True if a `forward` called this operation, not a line outside of modules."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -154,7 +154,7 @@ def _name(func: Any) -> str:
     return str(func.name().removeprefix("aten::"))
 
 
-# -- what operations move ---------------------------------------------------------------------------------------------
+# -- memory traffic of operations -------------------------------------------------------------------------------------
 
 
 def _moves(device: Device, func: Any, args: Args, out: Any) -> Cost:
@@ -171,7 +171,7 @@ def _in_place(device: Device, func: Any, args: Args, out: Any) -> Cost:
 
 
 def _picks(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """As much is read as is returned: a few rows of a table."""
+    """Read as much as is returned: a few rows of a table."""
     rate = device.timer.clock.rates.memory_rate
     return Cost(writing(device, out) + traffic(out) / rate + reading(device, *args[1:]))
 
@@ -241,7 +241,7 @@ def _of_planes(device: Device, x: Tensor, weight: Tensor | None, passes: int) ->
 
 
 def _in_evaluation(device: Device, x: Tensor, weight: Tensor | None) -> float:
-    """The same where the batch norm is a scale and a shift."""
+    """Batch norm in evaluation: a scale and a shift."""
     if device.spec.capability != (9, 0) or not x.numel() or x.dim() < 3:
         return 0.0
     if _channels_last(x):
@@ -258,7 +258,7 @@ def _channels_last(x: Tensor) -> bool:
 
 
 def _gathered_statistics(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """Those of all ranks, and the running ones: the input is given for its dtype alone."""
+    """Statistics of all ranks, and running ones: the input is passed for its dtype alone."""
     return Cost(reading(device, *args[1:]) + writing(device, out, *args[3:5]))
 
 

@@ -1,4 +1,4 @@
-"""Operations that a GPU does by other kernels than a CPU, so that autograd keeps other tensors.
+"""Operations that run other kernels on CUDA than on the CPU, so that autograd saves other tensors.
 
 They stand above autograd, on the dispatch key of `autocast`: each calls the operation that CUDA's kernel has in
 PyTorch, and `handlers` computes that one. So autograd's own code decides what is kept.
@@ -63,7 +63,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _linear(tensor: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Where rows do not follow one another the bias is added to the product in place (linear in Linear.cpp).
+    """Add the bias to the product in place where rows are not contiguous (PyTorch 2.15, Linear.cpp, linear).
 
     PyTorch itself adds it so, but not while a dispatch mode is active.
     """

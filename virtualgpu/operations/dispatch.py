@@ -1,4 +1,4 @@
-"""Every operation below autograd: it runs on the tensors behind the GPU, and its results are labelled.
+"""The dispatch mode below autograd: runs each operation on the backing tensors and labels its results.
 
 What an operation is (view, factory, copy, …) is worked out once per overload, from its schema; what it costs in memory
 is what appears: no operation is listed by name here except those that choose a device themselves.
@@ -17,20 +17,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..clock.clock import real
 from ..scope import in_force, ownership
 from ..scope.in_force import backing, thread
-from ..scope.labels import FLOATING, device_of, parts_of, storage_of, wraps
+from ..scope.labels import FLOATING, device_of, is_wrapper_type, parts_of, storage_of
 from ..scope.refusals import NotMirrored
 from . import (
     assertions,
     captured,
     copies,
     cost,
+    device_checks,
     factories,
     foreign,
     handlers,
     host_shapes,
     known_values,
     layers,
-    mixing,
     nested,
     random,
     shapes_only,
@@ -46,11 +46,11 @@ Tensor = torch.Tensor
 Run = Callable[["VirtualGPU", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _storage: Any = torch._C.TensorBase.untyped_storage
-_wraps = cache(wraps)
+_wraps = cache(is_wrapper_type)
 
 
 class Dispatch(TorchDispatchMode):
-    """The one mode of all scopes, entered in every thread; without a GPU in force it passes everything on."""
+    """The dispatch mode of all scopes, entered in every thread; without a GPU in force it changes nothing."""
 
     supports_higher_order_operators = True
 
@@ -68,7 +68,7 @@ class Dispatch(TorchDispatchMode):
             run = _PLANS[id(func)][0]
         except KeyError:
             run = _planned(func)
-        if nested.seen and nested.among((args, kwargs.values() if kwargs else ())):
+        if nested.seen and nested.any_nested((args, kwargs.values() if kwargs else ())):
             run = _run_nested
         if gpu.under_way is not None and run not in _SEEN_WITHIN and gpu.under_way.waits():
             _tell_uses(gpu.under_way, func, args, kwargs or _NOTHING)
@@ -79,10 +79,10 @@ class Dispatch(TorchDispatchMode):
 
 
 def _tell_uses(under_way: copies.UnderWay, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell of the host's memory that an operation reads or writes; where it is copied to the GPU, the GPU does."""
+    """Report host memory that an operation reads or writes, except copies to the GPU."""
     name = func.name()
     if "_like" in name or "::new_" in name:
-        return  # of what these are given they take the shape
+        return  # these use only the shape of their arguments
     if name == "aten::_to_copy" or name in _COPYING:
         device = kwargs.get("device")
         if (device is not None and device.type == "cuda") or look(args, None, None, None)[0] is not None:
@@ -94,7 +94,7 @@ def _tell_uses(under_way: copies.UnderWay, func: Any, args: tuple[Any, ...], kwa
                 under_way.used(storage_of(tensor), writes=argument in written)
 
 
-NAMESPACES: dict[str, Run] = {}  # of operations that another room runs
+NAMESPACES: dict[str, Run] = {}  # namespaces of operations that another room runs
 MODE = Dispatch()  # type: ignore[no-untyped-call]
 _NOTHING: dict[str, Any] = {}
 
@@ -108,7 +108,7 @@ def _planned(func: Any) -> Run:
 
 
 def _plan(func: Any) -> Run:
-    """How an overload is run."""
+    """Plan for running an overload."""
     if isinstance(func, torch._ops.HigherOrderOperator):
         return _run_higher
     if func.name() in shapes_only.SYNCHRONISING:
@@ -119,7 +119,7 @@ def _plan(func: Any) -> Run:
 
 
 def _plan_native(func: Any) -> Run:
-    """How an operation is run whose kernels are PyTorch's, or in C++."""
+    """Return the plan of an operation whose kernels are PyTorch's, or in C++."""
     schema = func._schema
     name = func.name()
     if name.partition("::")[0] in NAMESPACES:
@@ -129,7 +129,7 @@ def _plan_native(func: Any) -> Run:
     if name.startswith("prim::"):
         return _run_plainly  # a fake tensor asks for its device
     if any(argument.name == "device" for argument in schema.arguments):
-        return factories.run
+        return factories.run_factory
     if func is torch.ops.aten.add.Tensor:
         return _run_add
     if func in _IN_PLACE:
@@ -157,7 +157,7 @@ def _plan_native(func: Any) -> Run:
 
 
 def _plan_primitive(func: Any) -> Run:
-    """How a piece of what PyTorch has in Python of an operation is run.
+    """Return the plan of a primitive of PyTorch's Python decompositions.
 
     Without values tensors are meta tensors, and then it is a kernel for those that asks: the product of a tensor of
     zeros, as derivatives forwards have them, looks up its shape there (`mul_zerotensor` in BinaryOps.cpp), which takes
@@ -172,7 +172,7 @@ def _plan_primitive(func: Any) -> Run:
 
 
 def _run_asserting(plan: Run, gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation whose kernel asserts: without values it asks those that are known, of `plan`'s arguments."""
+    """Run an operation whose kernel asserts; without values, check the known ones."""
     out = plan(gpu, func, args, kwargs)
     if not gpu.compute and (device := device_of(args[0])) is not None and device.fault is None:
         given = _by_place(func, args, kwargs)
@@ -183,7 +183,7 @@ def _run_asserting(plan: Run, gpu: VirtualGPU, func: Any, args: tuple[Any, ...],
 
 
 def _run_higher(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator that calls others: those are seen."""
+    """Run an operator that calls others, which are seen."""
     higher = _HIGHER.get(func.name())
     if higher is None:
         raise NotMirrored(f"the higher-order operator {func.name()} is not mirrored by the virtual GPU")
@@ -205,8 +205,8 @@ def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handler: Any = None) -> Any:
-    """The general case: find the GPU among the arguments, run, label what is new, let the time pass that it takes."""
-    # This is the path of most operations: what is below is `look`, written out for speed.
+    """The general case: find the GPU among the arguments, run, label new storages, charge the time."""
+    # The path of most operations: below, `look` is inlined for speed.
     began = real()
     device = host = floating = None
     for item in args:
@@ -232,8 +232,8 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if device is None:
         if handler is not None:
             random.check_host_generator(kwargs)
-        if host_shapes.among(args) or (kwargs and host_shapes.among(kwargs.values())):
-            return host_shapes.run(func, args, kwargs)
+        if host_shapes.any_host_shape(args) or (kwargs and host_shapes.any_host_shape(kwargs.values())):
+            return host_shapes.run_on_shapes(func, args, kwargs)
         gpu.clock.skip(real() - began)
         out = func._op(*args, **kwargs)
         if floating is not None and (host is None or not host.dim()):
@@ -242,7 +242,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     clock = gpu.clock
     clock.enter()
     if host is not None and func not in handlers.HOSTED:
-        args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
+        args, kwargs = device_checks.settle(gpu, device, func, args, kwargs)
     if floating is not None:
         join(device, floating)
     if device.fault is not None:
@@ -281,7 +281,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _again(gpu: VirtualGPU, func: Any, handler: Any, device: Device, args: Any, kwargs: Any) -> Any:
-    """What a CUDA graph that is replayed computes for an operation."""
+    """Compute an operation in a replay of a CUDA graph."""
     if handler is not None:
         return handler(gpu, device, func, args, kwargs)
     try:
@@ -291,12 +291,12 @@ def _again(gpu: VirtualGPU, func: Any, handler: Any, device: Device, args: Any, 
 
 
 def _by_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """All arguments in the order of the schema."""
+    """Return all arguments in the order of the schema."""
     return *args, *(kwargs.get(a.name, a.default_value) for a in func._schema.arguments[len(args) :])
 
 
 def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In backward, the sum of two gradients is written over the first where nothing else needs that.
+    """In backward, write the sum of two gradients over the first where nothing else needs it.
 
     Autograd's engine does so itself (accumulate in input_buffer.cpp), but not while a dispatch mode is active.
     """
@@ -309,7 +309,7 @@ def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str
             and into.shape == more.shape
             and into.dtype is more.dtype
             and ownership.owns(func, into, references)
-            and ownership.dense(into)
+            and ownership.is_dense(into)
         ):
             _run(gpu, torch.ops.aten.add_.Tensor, args, kwargs)
             known_values.forget(into)
@@ -318,7 +318,7 @@ def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _run_scattering(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In backward, gradients are scattered into the zeros that were made for them.
+    """In backward, scatter gradients in place into the zeros that were made for them.
 
     PyTorch's formulas do so themselves, but not while a dispatch mode is active (areAnyTensorSubclassLike).
     """
@@ -341,7 +341,7 @@ _IN_PLACE = {
 
 
 def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In inference mode composite operations arrive whole; their parts must be seen as elsewhere."""
+    """Decompose a composite operation, which arrives whole in inference mode, so that its parts are seen."""
     with MODE:  # it is off while an operation is handled
         out = func.decompose(*args, **kwargs)
     if out is NotImplemented:
@@ -350,12 +350,12 @@ def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: di
 
 
 def _run_in_parts(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation that CUDA's code does by calling others: these are seen."""
+    """Run an operation that CUDA's code implements by calling others, which are seen."""
     given = _by_place(func, args, kwargs)
     device, host, _ = look(given, None, None, None)
     if device is not None:
         if host is not None:
-            mixing.settle(gpu, device, func, args, kwargs)
+            device_checks.settle(gpu, device, func, args, kwargs)
         with MODE:
             out = _PARTS[func](*given)
         if out is not NotImplemented:
@@ -364,7 +364,7 @@ def _run_in_parts(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _run_nested(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation on a nested tensor: what is mirrored of it; with values, any other with its results alone."""
+    """Run an operation on a nested tensor: mirrored, or, with values, with only its results accounted."""
     if func in nested.PARTS:
         with MODE:
             return nested.PARTS[func](*_by_place(func, args, kwargs))
@@ -377,20 +377,20 @@ def _run_nested(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _run_foreign(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator of a library: what runs it may be registered at any time."""
-    return foreign.run(MODE, _native(func), gpu, func, args, kwargs)
+    """Run an operator of a library, whose kernel may be registered at any time."""
+    return foreign.run_operator(MODE, _native(func), gpu, func, args, kwargs)
 
 
 def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation whose kernel on the GPU gives other tensors than the CPU's, or takes random numbers."""
+    """Run an operation whose CUDA kernel returns other tensors than the CPU's, or draws random numbers."""
     return _run(gpu, func, args, kwargs, handlers.HANDLERS[func])
 
 
 def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`copy_` may cross from host to GPU and back."""
+    """Run `copy_`, also between host and GPU."""
     device, _, floating = look(args, None, None, None)
     if device is None:
-        if host_shapes.among(args):
+        if host_shapes.any_host_shape(args):
             return host_shapes.copy(gpu, func, args, kwargs)
         return func._op(*args, **kwargs)
     gpu.clock.enter()
@@ -413,9 +413,9 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operations that may change the size of a storage they are given."""
+    """Run an operation that may resize a storage."""
     if func.name().startswith("aten::set_") and look(args, None, None, None)[0] is None:
-        return func._op(*args, **kwargs)  # a storage of the host stays one, whoever points to it
+        return func._op(*args, **kwargs)  # a host storage stays on the host
     try:
         out = _run(gpu, func, args, kwargs)
     except RuntimeError as error:
@@ -435,13 +435,13 @@ _REPEAT = torch.ops.aten.repeat_interleave.Tensor
 
 
 def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operations that the host waits for: their result is a Python number, or its shape depends on values."""
+    """Run a synchronizing operation: its result is a Python number, or its shape depends on values."""
     device = device_of(args[0]) if isinstance(args[0], Tensor) else None
     if device is None or (func is _REPEAT and kwargs.get("output_size") is not None):  # the shape is known then
         return _run(gpu, func, args, kwargs)
     _, other, _ = look(args, None, None, None)
     if other is not None:
-        mixing.settle(gpu, device, func, args, kwargs)
+        device_checks.settle(gpu, device, func, args, kwargs)
     device.raise_fault()
     device.check_capture()
     out = _run(gpu, func, args, kwargs) if gpu.compute else _known_or_not(gpu, device, func, args, kwargs)
@@ -450,7 +450,7 @@ def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs
 
 
 def _known_or_not(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Without values: the answer where it follows from constants, with the shape that it then has."""
+    """Without values, return the result and its shape where they follow from constants."""
     found = known_values.compute(func, args, kwargs)
     if found is None:
         out = shapes_only.unknown_value(gpu, func, _by_place(func, args, kwargs))
@@ -463,7 +463,7 @@ def _known_or_not(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, .
 
 
 def _run_indexing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The host waits for indices that it has to bring over, and for the number of elements that a mask takes."""
+    """Run an indexing operation; the host waits to copy host indices, and for the number of true mask elements."""
     device = device_of(args[0])
     if device is not None:
         copies.send_indices(device, args[1])
@@ -481,7 +481,7 @@ _TAKING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)
 
 
 def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """A number of the host is written through one mask: a masked_fill (canDispatchToMaskedFill in IndexingUtils.h)."""
+    """Return True if it writes a host scalar through one mask: a masked_fill (canDispatchToMaskedFill)."""
     if "index_put" not in func.name():
         return False
     values = args[2] if len(args) > 2 else kwargs["values"]
@@ -494,7 +494,7 @@ def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 _PARTS = layers.PARTS | nested.MAKES
 _native = cache(_plan_native)
 _COPYING = {"aten::copy_", "aten::_copy_from", "aten::_foreach_copy_"}
-# What reads no values, and what calls operations that do.
+# Operations that read no values, and operations that call others that do.
 _SEEN_WITHIN = {_run_plainly, _run_higher, _run_composite, _run_foreign}
 # By the overload's id, since its hash is computed in Python; the overload itself keeps that from being another's.
 _PLANS: dict[int, tuple[Run, Any]] = {}

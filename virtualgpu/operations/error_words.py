@@ -1,4 +1,4 @@
-"""CUDA's words for an error that the CPU's kernels or PyTorch's shape functions have put into theirs."""
+"""Translate errors of CPU kernels and meta functions into CUDA's messages."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from ..scope.in_force import backing
 from .results import tensors_in
 
-_AT_MOST = 1 << 24  # elements that may be made to hear what the CPU says
+_AT_MOST = 1 << 24  # elements that may be allocated to obtain the CPU's error
 
 
 def of_cpu(error: Exception) -> Exception:
-    """The CPU's error, with the names of CUDA's tensors."""
+    """Return the CPU's error, with the names of CUDA's tensors."""
     text = str(error)
     changed = re.sub(r"\btorch\.(\w+Tensor)\b", r"torch.cuda.\1", text)
     return error if changed == text else type(error)(changed)
 
 
 def of_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
-    """For an error of PyTorch's shape functions, what the CPU says of the same shapes; else the error itself.
+    """Replace an error of PyTorch's meta functions by the CPU's for the same shapes, else return it unchanged.
 
-    The CPU's checks are CUDA's, the shape functions' are written anew in Python.
+    The CPU shares its checks with CUDA; those of meta functions are rewritten in Python.
     """
     written = {i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
     tensors = tensors_in((args, tuple(kwargs.values())))
@@ -42,13 +42,13 @@ def of_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exc
 
 
 def _widest(tensors: list[torch.Tensor]) -> list[int]:
-    """The largest size in each place, from the end: a bound for what broadcasting gives."""
+    """Return the largest size of each dimension, from the end: a bound for the broadcast shape."""
     rank = max((t.dim() for t in tensors), default=0)
     return [max((t.shape[-i] for t in tensors if t.dim() >= i), default=1) for i in range(1, rank + 1)]
 
 
 def _on_host(value: Any, *, own: bool) -> Any:
-    """Zeros of the same shape: one number seen many times, except where it is written to."""
+    """Return zeros of the same shape: one expanded number, except where it is written to."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             return value

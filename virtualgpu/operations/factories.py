@@ -1,4 +1,4 @@
-"""Operations that are told a device, and those that make a tensor like another: on the GPU where they ask for it."""
+"""Tensor factories (`zeros`, `empty_like`, `rand`, …) that create their result on a virtual GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from ..scope.in_force import backing
 from ..scope.labels import device_of, storage_of
-from . import copies, cost, host_shapes, random, remembered
+from . import copies, cost, host_shapes, random, shape_cache
 from .results import capture_of, float_, look, map_tensors, place
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ Tensor = torch.Tensor
 _storage: Any = torch._C.TensorBase.untyped_storage
 
 
-def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operations that are told a device."""
+def run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operation with a device argument."""
     wanted = kwargs.get("device")
     pinned = kwargs.get("pin_memory")
     if wanted is None:
@@ -39,12 +39,12 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if pinned:
         return _pinned(func, args, kwargs)
     if wanted.type == gpu.backing.type and pinned is None:
-        # C++ asked for it with a tensor's own options, in which the GPU looks like what is behind it.
+        # C++ passed a tensor's own options, which name the backing device.
         like, _, _ = look(args, None, None, None)
         if like is not None:
             return create(gpu, like, func, args, kwargs)
-        if host_shapes.among(args):
-            return host_shapes.run(func, args, kwargs)
+        if host_shapes.any_host_shape(args):
+            return host_shapes.run_on_shapes(func, args, kwargs)
         out = func._op(*args, **kwargs)
         if not any(isinstance(a, Tensor) for a in args):
             out = float_(gpu, out)
@@ -55,7 +55,7 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _run_like(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A factory without a device: on the GPU if it is made like a tensor there."""
+    """Run a factory without a device: on the GPU if its argument is there."""
     device, _, _ = look(args, None, None, None)
     if device is None:
         random.check_host_generator(kwargs)
@@ -72,7 +72,7 @@ def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation with `device=`; its memory is taken before its values are written."""
+    """Run an operation with `device=`; its memory is allocated before its values are written."""
     gpu.clock.enter()
     if device.fault is not None:
         device.raise_fault()
@@ -86,14 +86,14 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
         if not gpu.compute or not (any(isinstance(a, Tensor) for a in args) or (_small(args) and not seeded)):
             given = map_tensors(lambda t: t.to("meta") if t.dim() else t, args)
             named = _with(kwargs, device=torch.device("meta"), generator=None)
-            shapes = remembered.run(gpu.remembered, func, given, named)
+            shapes = shape_cache.run_cached(gpu.remembered, func, given, named)
             if not gpu.compute:
                 place(device, shapes)
                 _charge_new(gpu, device, func, args, kwargs, shapes)
                 return shapes
             if shapes.layout is torch.strided:
                 label = device.allocate(_storage(shapes).nbytes())
-        out = random.draw(device, func, args, arguments) if seeded else func._op(*args, **arguments)
+        out = random.draw_numbers(device, func, args, arguments) if seeded else func._op(*args, **arguments)
     if label is not None and storage_of(out) is not None:
         storage = _storage(out)
         if storage._gpulab is None and storage.nbytes() == label.nbytes:
@@ -105,7 +105,7 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
 
 
 def _small(args: tuple[Any, ...]) -> bool:
-    """Whether it is told a size for which this machine has the room in any case: then memory is taken afterwards."""
+    """Return True if the size is certain to fit on this machine: then memory is allocated afterwards."""
     size = args[0] if args else None
     return size.__class__ is list and math.prod(size) <= _ROOM
 
@@ -114,14 +114,14 @@ _ROOM = 1 << 16  # elements
 
 
 def _note(device: Device, func: Any, args: tuple[Any, ...], arguments: Any, out: Any) -> Any:
-    """It goes into the CUDA graph that is captured, if one is; what is only allocated computes nothing."""
+    """Record it in the CUDA graph that is being captured, if any; a pure allocation computes nothing."""
     capture = capture_of(device)
     if capture is None:
         return out
 
     def again(device: Device, args: Any, kwargs: Any) -> Any:
         seeded = torch.Tag.nondeterministic_seeded in func.tags
-        return random.draw(device, func, args, kwargs) if seeded else func._op(*args, **kwargs)
+        return random.draw_numbers(device, func, args, kwargs) if seeded else func._op(*args, **kwargs)
 
     if func.name().startswith(_EMPTY):
         return capture.note(None, (), {}, out)
@@ -133,7 +133,7 @@ _EMPTY = ("aten::empty", "aten::new_empty")
 
 
 def _charge_new(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """The time of a factory: that of a copy from elsewhere, or of a kernel that fills what is new."""
+    """Charge a factory: a copy from elsewhere, or a fill kernel."""
     if func is torch.ops.aten._to_copy.default and device_of(args[0]) is not device:
         copies.charge(out, args[0], non_blocking=bool(kwargs.get("non_blocking")))
     else:

@@ -1,4 +1,4 @@
-"""`flex_attention` as its fused kernel does it: output and row sums are kept, and no matrix of scores ever is.
+"""`flex_attention` as a fused kernel: saves output and row sums, never the matrix of scores.
 
 The values are those of PyTorch's own definition (`math_attention`), computed on the host's memory behind the GPU. The
 time is a flash kernel's, for the blocks that the mask leaves.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..scope.device import Device
 
 Tensor = torch.Tensor
-_HUGE = 1 << 20  # a block as long as this is no block: there is no mask
+_HUGE = 1 << 20  # a block of this length means that there is no mask
 
 
 def attend(
@@ -39,9 +39,9 @@ def attend(
     options: dict[str, Any],
     *buffers: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """In place of PyTorch's higher-order operation: the output, and by row the sums and the greatest of the scores.
+    """Replace PyTorch's higher-order operation: return the output, and per row the sum and maximum of the scores.
 
-    Both are logarithms to the base 2, as the kernel's.
+    Both are base-2 logarithms, as the kernel's.
     """
     gpu = in_force.current
     device = device_of(query) if gpu is not None and gpu.mirror else None
@@ -104,7 +104,7 @@ class _Flex(torch.autograd.Function):
 
 
 def _forward(device: Device, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> list[Tensor]:
-    """The row sums, the greatest scores and the output, in the order in which they are allocated."""
+    """Return row sums, maximum scores and output, in the order in which they are allocated."""
     if device.compute:
         return _values(q, k, v, *how)
     with backing:
@@ -113,7 +113,7 @@ def _forward(device: Device, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> list
 
 
 def _backward(device: Device, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> list[Tensor]:
-    """The gradients of query, value, key and of what the scores' function has learned."""
+    """Return the gradients of query, value, key and of learned parameters of the score function."""
     if device.compute:
         return _gradients(q, k, v, *how)
     with backing:
@@ -121,7 +121,7 @@ def _backward(device: Device, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> lis
 
 
 def _defined(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, mask_mod: Any, scale: float) -> Any:
-    """PyTorch's definition of it."""
+    """Compute PyTorch's definition of it."""
     from torch._higher_order_ops.flex_attention import math_attention
 
     return math_attention(q, k, v, score_mod, (mask_mod,), scale, {})
@@ -151,7 +151,7 @@ def _gradients(
 
 
 def _like(tensor: Tensor, shape: Any) -> Tensor:
-    """An empty tensor whose dimensions follow one another in memory as `tensor`'s do, the last one innermost."""
+    """Return an empty tensor with the dimension order of `tensor` in memory, the last one innermost."""
     rank = len(shape)
     order = [rank - 1, *sorted(range(rank - 1), key=lambda d: (tensor.stride(d), -d))]
     strides, nearest = [0] * rank, 1
@@ -167,7 +167,7 @@ def _like(tensor: Tensor, shape: Any) -> Tensor:
 def _charge(
     device: Device, name: str, reached: float, times: float, share: float, q: Tensor, k: Tensor, v: Tensor, *made: Any
 ) -> None:
-    """Two products forward and five backward, for the blocks that are not empty."""
+    """Charge two products forward or five backward, for the blocks that are not empty."""
     flops = 2.0 * q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1]) * times * share
     dtype = arithmetic.precision(q.dtype)
     moved = reading(device, q, k, v) + writing(device, made)
@@ -176,7 +176,7 @@ def _charge(
 
 
 def _share(block_mask: tuple[Any, ...]) -> float:
-    """The share of the blocks that are computed; all of them where nobody knows."""
+    """Return the share of blocks that are computed; 1 where the mask is unknown."""
     *_, of_query, of_key, mask_mod = block_mask
     if min(of_query, of_key) >= _HUGE:
         return 1.0
@@ -198,7 +198,7 @@ def _known(tensor: Tensor) -> Tensor | None:
 
 
 def _at_corners(mask_mod: Any, outer: torch.Size, queries: tuple[int, int], keys: tuple[int, int]) -> float:
-    """Without values: a block counts where the mask holds at one of its corners."""
+    """Without values, count the blocks in which the mask is true at a corner."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
     from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
@@ -216,11 +216,11 @@ def _at_corners(mask_mod: Any, outer: torch.Size, queries: tuple[int, int], keys
         return float(blocks.any(-1).any(-2).float().mean())
 
 
-# -- what the scores' function has learned ---------------------------------------------------------------------------
+# -- learned parameters of the score function ------------------------------------------------------------------------
 
 
 def _learned(item: Any, seen: set[int]) -> Iterator[Tensor]:
-    """The tensors that want a gradient, in what a function refers to."""
+    """Return the tensors that require a gradient among a function's references."""
     if id(item) in seen:
         return
     seen.add(id(item))
@@ -253,7 +253,7 @@ def _parts(item: Any) -> Iterator[Any]:
 
 
 def no_mask(query: Tensor, own: Callable[[], Any]) -> Any:
-    """The mask that leaves everything: a constant of the compiled program, which takes no memory and no time."""
+    """Return a full mask: a constant of the compiled program, without memory and time."""
     device = device_of(query)
     if device is None:
         return own()

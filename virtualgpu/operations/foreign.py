@@ -1,4 +1,4 @@
-"""Operators that libraries register with `torch.library`: a GPU runs their kernel for CUDA, or the one for any device.
+"""Operators that libraries register with `torch.library`: run their CUDA or device-generic kernel.
 
 A kernel in Python runs as it is written, and its parts are seen. What it calls on a GPU's own memory, C functions and
 Triton's kernels (`reach`), is left out: the rest still says what memory is taken. Without values nothing is missing
@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 _CPU, _CUDA = map(torch._C.DispatchKeySet, (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA))
-_registered = torch.library._impls  # what Python has registered, as "namespace/operator/key"
+_registered = torch.library._impls  # registrations in Python, as "namespace/operator/key"
 _has = torch._C._dispatch_has_kernel_for_dispatch_key
 # PyTorch's own, of which `dispatch` knows how a GPU runs them.
 _PYTORCH = {"aten", "prim", "prims", "c10d", "_c10d_functional", "fsdp", "symm_mem", "_native", "_dtensor"}
@@ -39,23 +39,23 @@ SHAPES_ONLY = "shapes alone it runs: VirtualGPU(..., compute=False), in a script
 
 
 def is_foreign(func: Any) -> bool:
-    """Whether a library has defined this operator, or PyTorch has as a library does."""
+    """Return True if a library has defined this operator, or PyTorch through `torch.library`."""
     name = func._schema.name
     namespace = name.partition("::")[0]
     return namespace not in _PYTORCH or (namespace != "prims" and name in custom_ops.OPDEFS)
 
 
-def run(
+def run_operator(
     mode: contextlib.AbstractContextManager[Any], native: Any, gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs
 ) -> Any:
-    """An operator of a library; `native` runs it where its kernel is in C++."""
+    """Run a library's operator; `native` runs it where its kernel is in C++."""
     given = (*args, *kwargs.values())
     device = look(given, None, None, None)[0]
     if device is None:
         named = next((item for item in given if isinstance(item, torch.device) and item.type == "cuda"), None)
         device = None if named is None else gpu.device(named.index)
     if device is None:
-        if _written_in(func, "CPU") != "Python" or (_has_fake(func) and host_shapes.among(given)):
+        if _written_in(func, "CPU") != "Python" or (_has_fake(func) and host_shapes.any_host_shape(given)):
             return native(gpu, func, args, kwargs)
         with mode:
             return func.redispatch(_CPU, *args, **kwargs)
@@ -64,7 +64,7 @@ def run(
         return _on_gpu(mode, gpu, device, func, args, kwargs)
     host = _written_in(func, "CPU")
     if where is None and host != "C++" and (gpu.compute or not _has_fake(func)):
-        return func.redispatch(_CUDA, *args, **kwargs)  # which says that it has no such kernel
+        return func.redispatch(_CUDA, *args, **kwargs)  # raises PyTorch's error: no such kernel
     if host is None and gpu.compute:
         raise NotMirrored(
             f"{func} is not mirrored by the virtual GPU with values: its kernel for CUDA is in C++, and it has no"
@@ -76,7 +76,7 @@ def run(
 
 
 def _written_in(func: Any, key: str) -> str | None:
-    """In what the kernel is written that runs for a dispatch key, "Python" or "C++"; None where there is none."""
+    """Return the language of the kernel for a dispatch key, "Python" or "C++"; None where there is none."""
     name = func.name()
     for each in (key, *_ANY):
         if _has(name, each):
@@ -85,7 +85,7 @@ def _written_in(func: Any, key: str) -> str | None:
 
 
 def _has_fake(func: Any) -> bool:
-    """Whether it says what shape its results have: `register_fake`, or a kernel for meta tensors."""
+    """Return True if it can infer output shapes: `register_fake`, or a kernel for meta tensors."""
     definition = custom_ops.OPDEFS.get(func._schema.name)
     return _has(func.name(), "Meta") if definition is None else definition._abstract_fn is not None
 
@@ -94,7 +94,7 @@ def _has_fake(func: Any) -> bool:
 
 
 class Kernel:
-    """The kernel that this thread runs for an operator, and what it has left out; the `last` one gives its values."""
+    """The kernel that this thread runs for an operator, and the calls that it skipped; the `last` one gives values."""
 
     def __init__(self, func: Any, last: bool) -> None:
         self.func, self.last = func, last
@@ -111,9 +111,9 @@ def _running(func: Any, *, last: bool = False) -> Iterator[Kernel]:
 
 
 def reach(what: str, instead: str) -> None:
-    """`what` is about to run on a GPU's own memory, which is not there.
+    """Handle a call `what` that would access real GPU memory.
 
-    Within an operator's kernel it is left out. Elsewhere NotMirrored names it, and says what to do `instead`.
+    Within an operator's kernel it is skipped. Elsewhere NotMirrored names it, and suggests `instead`.
     """
     kernel: Kernel | None = thread.kernel
     if kernel is None:
@@ -126,7 +126,7 @@ def reach(what: str, instead: str) -> None:
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether a kernel for a GPU's cores is given this tensor as one on a GPU."""
+    """Return True if this tensor counts as a GPU's when it is passed to a kernel for GPU cores."""
     return device_of(tensor) is not None or (thread.kernel is not None and thread.kernel.last)
 
 
@@ -175,14 +175,14 @@ def _on_gpu(mode: Any, gpu: VirtualGPU, device: Device, func: Any, args: Args, k
 
 
 def _written(func: Any, args: Args, kwargs: Kwargs) -> list[Tensor]:
-    """The tensors that an operator writes to."""
+    """Return the tensors that an operator writes to."""
     named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     writes = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return tensors_in([named.get(name) for name in writes])
 
 
 def _in_place_of(device: Device, made: Any, found: Any) -> Any:
-    """`found`, on the memory that was taken for `made`."""
+    """Return `found` on the memory that was allocated for `made`."""
     for one, other in zip(tensors_in(made), tensors_in(found), strict=False):
         taken, storage = storage_of(one), storage_of(other)
         if None not in (taken, storage) and storage._gpulab is None and storage.nbytes() == taken.nbytes():

@@ -1,6 +1,6 @@
-"""Kernels that only CUDA has, as functions on labelled tensors: RMS norm and its gradient in one piece each.
+"""Fused CUDA kernels without a CPU counterpart, on labelled tensors: RMS norm and its gradient.
 
-What they compute on the way is not on the GPU's books, as it is not on a GPU.
+Their intermediate results take no GPU memory, as in a fused kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def placed(device: Any, run: Any, given: tuple[Any, ...], *made: Tensor | None) -> list[Tensor | None]:
-    """What `run` has made of `given`."""
+    """Run `run` on backing tensors of `given`, and place its results."""
     if device is None:  # in a CUDA graph that is replayed
         return list(made)
     for tensor in made:
@@ -30,7 +30,7 @@ def placed(device: Any, run: Any, given: tuple[Any, ...], *made: Tensor | None) 
 
 
 def norm(tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> list[Any]:
-    """The normalised tensor, and one float32 number per row (shape of `tensor`, with 1 for what is normalised)."""
+    """Return the normalised tensor, and one float32 number per row (shape of `tensor`, 1 for normalised dimensions)."""
     device = device_of(tensor)
     dims = list(range(tensor.dim() - len(shape), tensor.dim()))
     with backing, torch.no_grad():
@@ -44,7 +44,7 @@ def norm(tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | N
 
 
 def norm_backward(grad: Tensor, tensor: Tensor, shape: list[int], rstd: Tensor, weight: Tensor | None) -> list[Any]:
-    """Gradients of the tensor and of the weight."""
+    """Return the gradients of the tensor and of the weight."""
     device = device_of(tensor)
     dims = list(range(tensor.dim() - len(shape), tensor.dim()))
     with backing, torch.no_grad():

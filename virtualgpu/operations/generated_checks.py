@@ -1,4 +1,4 @@
-"""Operations whose CUDA kernel begins by checking that its tensors are all on one device.
+"""Operations whose CUDA wrapper begins with a check that all tensors are on one device.
 
 PyTorch generates that check from native_functions.yaml (torchgen, gen_device_check); operations marked there as
 `device_check: NoCheck` check in TensorIterator or by hand. A test holds these names against the installed torchgen.
@@ -86,9 +86,9 @@ STRUCTURED, PLAIN = frozenset(_STRUCTURED.split()), frozenset(_PLAIN.split())
 
 
 def wrapper(name: str, overload: str, *, out: bool) -> str | None:
-    """The name of the generated function for `aten::name.overload`, None for one that does not check.
+    """Return the name of the generated function for `aten::name.overload`, None for one that does not check.
 
-    `out` says whether it writes to a tensor that it is given as `out=`.
+    `out`: True for overloads with `out=`.
     """
     base = name.rstrip("_")
     if overload == "tensor_lr" or (base.startswith("clamp") and (out or overload not in ("Tensor", ""))):

@@ -1,6 +1,6 @@
-"""Operations that the GPU does otherwise than the CPU, one handler each: layouts, statistics, buffers, assertions.
+"""Operations whose CUDA results differ from the CPU's in layout, statistics, buffers or asserts.
 
-Values are computed here; where they go is `dispatch`'s business.
+They compute values; `dispatch` places the results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from ..scope.in_force import backing
 from ..scope.labels import STAYS, storage_of
-from . import assertions, attention, cells, error_words, random, recurrent, refused, shapes_only, sync_batch_norm
+from . import assertions, attention, cells, cuda_refusals, error_words, random, recurrent, shapes_only, sync_batch_norm
 from .results import map_tensors
 from .shapes_only import KNOWN
 from .sixteen_bit import HALVES, in_float
@@ -29,7 +29,7 @@ Kwargs = dict[str, Any]
 
 
 def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs, error: Exception) -> Any:
-    """What a GPU does where the CPU has refused: an assertion fails in the kernel, or 16 bits are no obstacle."""
+    """Do what a GPU does where the CPU has raised: fail a device-side assert, or compute in 16 bits."""
     text = str(error)
     condition = assertions.failed(func, error, args, kwargs)
     if condition is not None:
@@ -41,18 +41,18 @@ def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwar
     try:
         raise error_words.of_cpu(error) from None
     finally:
-        del error  # it knows this frame: both, and the tensors in it, would live until Python looks for cycles
+        del error  # breaks a cycle with this frame, which would keep its tensors alive
 
 
 def fail(device: Device, condition: str) -> None:
-    """An assertion has failed in a kernel: CUDA prints it, and whoever waits for the GPU is told."""
+    """Record a failed device-side assert: CUDA prints it, and later synchronizations raise it."""
     assertion = f"Assertion `{condition}` failed."
     print(f"virtual cuda:{device.index}: block: [0,0,0], thread: [0,0,0] {assertion}", file=sys.stderr)
     device.fail(assertion)
 
 
 def _on_meta(func: Any, args: Args, kwargs: Kwargs, device: Device) -> Any:
-    """Zeros of the result's shape: what a kernel that has failed leaves is not defined."""
+    """Return zeros of the result's shape: the output of a failed kernel is undefined."""
     mutated = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if mutated:
         return args[0]
@@ -62,7 +62,7 @@ def _on_meta(func: Any, args: Args, kwargs: Kwargs, device: Device) -> Any:
 
 
 def _whole(indices: list[Any]) -> Iterator[Any]:
-    """`indices` with the places that masks take, of which shapes alone do not know how many there are."""
+    """Replace masks in `indices` by positions, whose number is unknown from shapes alone."""
     for index in indices:
         if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
             yield from index.nonzero(as_tuple=True)
@@ -147,7 +147,7 @@ HANDLERS |= {aten.convolution.default: _convolution, aten.convolution_backward.d
 
 
 def _in_float_with_float_statistics(count: int) -> Callable[..., Any]:
-    """A norm of 16-bit input: the last `count` results are statistics, which CUDA keeps in float32."""
+    """Run a norm of 16-bit input: the last `count` results are statistics, which CUDA keeps in float32."""
 
     def run(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if args[0].dtype not in HALVES:
@@ -168,7 +168,7 @@ def _in_float_with_float_statistics(count: int) -> Callable[..., Any]:
 
 
 def _backward_in_float(weight: int) -> Callable[..., Any]:
-    """The backward of such a norm: gradients in the dtype of what they are for, the weight is argument `weight`."""
+    """Run the backward of such a norm: each gradient has its tensor's dtype; the weight is argument `weight`."""
 
     def run(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if not gpu.compute or args[0].dtype not in HALVES:
@@ -189,7 +189,7 @@ def _batch_norm(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
 
 
 def _log_sigmoid(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """CUDA keeps no buffer for it."""
+    """Return no buffer: CUDA keeps none."""
     out = plain(gpu, device, func, args, kwargs)[0]
     with backing:
         return out, out.new_empty(0)
@@ -201,7 +201,7 @@ def _log_sigmoid_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args
 
 
 def _softmax(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """From float16 to float32 in one kernel, which the CPU does not have."""
+    """Compute from float16 to float32 in one kernel, which the CPU lacks."""
     tensor, dim, to_float = args
     if not gpu.compute or not to_float:
         return plain(gpu, device, func, args, kwargs)
@@ -218,7 +218,7 @@ def _softmax_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args, kw
 
 
 def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The output is allocated at full size and resized to a scalar: its storage stays as large as the elements."""
+    """Allocate the output at full size and resize it to a scalar: its storage stays as large as the elements."""
     place = 3 if func is aten.binary_cross_entropy.default else 2  # behind a weight
     if gpu.compute or (len(args) > place and not args[place]):
         return plain(gpu, device, func, args, kwargs)
@@ -229,7 +229,7 @@ def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs
 
 
 def _pack_padded(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The sizes of the packed steps are for the host; where there are no values, the lengths are there all the same."""
+    """Return packed step sizes on the host; the lengths have values in shapes-only mode, too."""
     padded, lengths, _ = args
     with backing:
         if gpu.compute:
@@ -243,7 +243,7 @@ def _pack_padded(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs:
 
 
 def _like(place: int) -> Callable[..., Any]:
-    """A gradient of the shape of one argument, where PyTorch has no function of its shape."""
+    """Return a gradient with the shape of one argument, where PyTorch has no meta function."""
 
     def run(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if gpu.compute:
@@ -255,7 +255,7 @@ def _like(place: int) -> Callable[..., Any]:
 
 
 def _heads(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Query, key and value of each head, in one piece of memory."""
+    """Return query, key and value of each head, in one piece of memory."""
     if gpu.compute:
         return plain(gpu, device, func, args, kwargs)
     qkv, bias, heads = args
@@ -298,4 +298,4 @@ HANDLERS |= {
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten,
     **sync_batch_norm.HANDLERS,
 }
-refused.guard(HANDLERS, plain)
+cuda_refusals.guard(HANDLERS, plain)

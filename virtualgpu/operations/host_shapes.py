@@ -1,4 +1,4 @@
-"""Host tensors without values, where the GPU has none: large ones that PyTorch makes, and what is computed from them.
+"""CPU tensors without values for shapes-only mode: large factory results, and what is computed from them.
 
 Most programs make a model on the host and move it to the GPU. On shapes alone its weights are not needed there either:
 they are tensors of the host whose memory is never touched, so that the system never gives it, under a label that says
@@ -37,20 +37,22 @@ _LIKE = ("_like", "new_")
 
 
 def label_of(tensor: Tensor) -> HostShape | None:
-    """The label of a host tensor without values; None for any other tensor."""
+    """Return the label of a host tensor without values; None for any other tensor."""
     label = getattr(storage_of(tensor), NAME, None)
     return label if type(label) is HostShape else None
 
 
-def among(tree: Any) -> bool:
-    """Whether there is a host tensor without values in lists and tuples."""
+def any_host_shape(tree: Any) -> bool:
+    """Return True if lists and tuples contain a host tensor without values."""
     if not HostShape.made:
         return False
     for item in tree:
         if isinstance(item, Tensor):
             if label_of(item) is not None:
                 return True
-        elif isinstance(item, (list, tuple)) and item and not isinstance(item[0], (int, float)) and among(item):
+        elif (
+            isinstance(item, (list, tuple)) and item and not isinstance(item[0], (int, float)) and any_host_shape(item)
+        ):
             return True
     return False
 
@@ -59,16 +61,16 @@ def among(tree: Any) -> bool:
 
 
 def create(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A factory of the host: shapes alone where what it makes is large, or is made like a tensor without values.
+    """Run a host factory: without values if its result is large, or made like a tensor without values.
 
-    With values, MemoryError where this machine has no room for it.
+    With values, raises MemoryError where this machine lacks the memory.
     """
-    if among(args):  # of a GPU around this one, perhaps
-        return run(func, args, kwargs)
+    if any_host_shape(args):  # of a GPU around this one, perhaps
+        return run_on_shapes(func, args, kwargs)
     if gpu.compute:
         nbytes = _size(func, args, kwargs)
         if nbytes >= host_memory.WORTH_ASKING:
-            host_memory.check(nbytes, f"a tensor of {nbytes / 2**20:,.0f} MiB is to be made on the host")
+            host_memory.check_room(nbytes, f"a tensor of {nbytes / 2**20:,.0f} MiB is to be made on the host")
         return func._op(*args, **kwargs)
     if not _invents(func) or kwargs.get("layout") not in (None, torch.strided):
         return func._op(*args, **kwargs)
@@ -87,7 +89,7 @@ def create(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @cache
 def _invents(func: Any) -> bool:
-    """Whether it makes values of its own, not those of a tensor that it is given."""
+    """Return True if it creates new values, rather than those of an argument."""
     name = func._schema.name
     if name in _KEEP or not name.startswith("aten::"):
         return False
@@ -97,13 +99,13 @@ def _invents(func: Any) -> bool:
 
 @cache
 def _sized(func: Any) -> bool:
-    """Whether `_size` knows how large the result is."""
+    """Return True if `_size` can compute the result's size."""
     arguments = func._schema.arguments
     return any(a.name == "size" and place < 2 for place, a in enumerate(arguments)) or "_like" in func._schema.name
 
 
 def _size(func: Any, args: Args, kwargs: Kwargs) -> int:
-    """Bytes of what a factory makes, where its arguments say so; else 0."""
+    """Return the bytes of a factory's result if its arguments determine them, else 0."""
     if not _sized(func) or not args:
         return 0
     like = args[0] if isinstance(args[0], Tensor) else None
@@ -117,10 +119,10 @@ def _size(func: Any, args: Args, kwargs: Kwargs) -> int:
 # -- computed --------------------------------------------------------------------------------------------------------
 
 
-def run(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """An operation of the host with tensors without values: the shapes of its results.
+def run_on_shapes(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Run a host operation on tensors without values: return the shapes of its results.
 
-    What it writes to has no values afterwards. NoValues where the host would have to read one.
+    Tensors that it writes to lose their values. Raises NoValues where the host would read one.
     """
     if func.name() in SYNCHRONISING:
         found = known_values.compute(func, args, kwargs)
@@ -161,7 +163,7 @@ _META = torch.device("meta")
 
 
 def shape_of(meta: Tensor, made_by: Any) -> Tensor:
-    """A tensor of the host with the shape of `meta` and no values."""
+    """Return a host tensor with the shape of `meta` and no values."""
     with backing:
         storage = torch.UntypedStorage(meta.untyped_storage().nbytes(), device="cpu")
         made = torch.empty(0, dtype=meta.dtype, device="cpu")
@@ -171,7 +173,7 @@ def shape_of(meta: Tensor, made_by: Any) -> Tensor:
 
 
 def _written(tensor: Tensor, meta: Tensor, func: Any) -> Tensor:
-    """`tensor` after `func` has written to it, which has made of its shape that of `meta`."""
+    """Return `tensor` after `func` has written to it and changed its shape to that of `meta`."""
     forget(tensor, func)
     if (tensor.shape, tensor.stride()) != (meta.shape, meta.stride()):
         offset = tensor.storage_offset() + meta.storage_offset()
@@ -183,16 +185,16 @@ def _written(tensor: Tensor, meta: Tensor, func: Any) -> Tensor:
 
 
 def forget(tensor: Tensor, made_by: Any) -> Tensor:
-    """What was known of a tensor of the host is not so any more, since `made_by` has written to it."""
+    """Drop the values of a host tensor that `made_by` has written to."""
     if label_of(tensor) is None:
         if tensor.is_floating_point():
-            tensor.fill_(math.nan)  # for who reads the memory without asking, as NumPy may
+            tensor.fill_(math.nan)  # for code that reads the memory directly, as NumPy may
         setattr(storage_of(tensor), NAME, HostShape(made_by, tensor, _line()))
     return tensor
 
 
 def copy(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`copy_` between tensors of the host, of which some have no values."""
+    """Run `copy_` between host tensors, some without values."""
     into, source = args[:2]
     pairs = zip(into, source, strict=True) if isinstance(into, (list, tuple)) else [(into, source)]
     with backing:
@@ -206,7 +208,7 @@ def copy(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def refusal(args: Any, asked: Any) -> NoValues:
-    """The error where the host reads a value that is not there; it names the tensor."""
+    """Return the error for a read of a missing value on the host; it names the tensor."""
     label = next((found for found in map(label_of, tensors_in(args)) if found is not None), None)
     what = "a tensor of the host" if label is None else str(label)
     return NoValues(
@@ -216,7 +218,7 @@ def refusal(args: Any, asked: Any) -> NoValues:
 
 
 def _line() -> str:
-    """Where in the user's program this happens, as `train.py:12`; "" if it is nowhere there."""
+    """Return the current line of the user's program, as `train.py:12`; "" outside of it."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""

@@ -1,4 +1,4 @@
-"""What is known of values on shapes alone: small whole numbers and truth values that follow from constants.
+"""Track small integer and boolean values in shapes-only mode, where they follow from constants.
 
 Positions, masks and the like decide which way a program goes. So such tensors, made on the GPU or copied from the host,
 have a shadow with their values, on their storage; what is computed from them alone is computed for them, too. Anything
@@ -25,9 +25,9 @@ from .results import tensors_in
 Tensor = torch.Tensor
 _item: Any = torch._C.TensorBase.item
 _SHADOW = "_gpulab_shadow"  # on a storage without values: one of as many bytes with them
-_ASSUMED = "_gpulab_assumed"  # on a storage without values: what all its elements are taken to be
+_ASSUMED = "_gpulab_assumed"  # on a storage without values: the assumed value of all its elements
 _MOST = 1 << 16  # elements
-ORDINARY = 1  # what an unknown number is, where a number is needed
+ORDINARY = 1  # stands for an unknown number where one is needed
 _TESTS = {"isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True}
 _COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq,
                 "ne": operator.ne}  # fmt: skip
@@ -52,7 +52,7 @@ _LIKE = {f"aten::{n}" for n in ("ones_like", "zeros_like", "full_like", "new_one
 WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 _MOST_OF_MASK = 1 << 22  # elements, of a mask with two dimensions
 _MASKS = frozenset((torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64))
-# What makes masks of floating-point numbers, and of those what makes them of nothing.
+# Operations that make floating-point masks, and those of them that make masks without inputs.
 _MADE = {f"aten::{n}" for n in ("zeros", "ones", "full", "eye")}
 _MASKING = _MADE | _LIKE | {
     f"aten::{n}" for n in ("triu", "tril", "masked_fill", "where", "_to_copy", "clone", "repeat", "cat", "stack")
@@ -60,7 +60,7 @@ _MASKING = _MADE | _LIKE | {
 
 
 def value(tensor: Tensor) -> Tensor | None:
-    """`tensor` with its values, on the host, where they are known; a view of the shadow."""
+    """Return `tensor` with its values on the host, where they are known; a view of the shadow."""
     storage = storage_of(tensor)
     shadow = None if storage is None else getattr(storage, _SHADOW, None)
     if shadow is None or shadow.nbytes() != storage.nbytes():
@@ -71,9 +71,9 @@ def value(tensor: Tensor) -> Tensor | None:
 
 
 def outside(tensor: Tensor, least: int, greatest: int, ignored: int | None = None) -> bool:
-    """Whether an element of `tensor`, on the GPU or the host, is known and below `least` or above `greatest`.
+    """Return True if a known element of `tensor`, on the GPU or the host, is below `least` or above `greatest`.
 
-    One that is `ignored` is not asked.
+    The value `ignored` passes.
     """
     try:
         found = _real(tensor)
@@ -89,7 +89,7 @@ def outside(tensor: Tensor, least: int, greatest: int, ignored: int | None = Non
 
 
 def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """`func` has been run on shapes: do the same with the values, where all are known."""
+    """Repeat `func`, which ran on shapes, with the values, where all are known."""
     written, makes, asks = _nature(func)
     if asks:
         _assume(asks, args, out)
@@ -112,7 +112,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
 
 
 def forget(tensor: Tensor) -> None:
-    """`tensor` has been written over by an operation that seems to make a new one."""
+    """Drop the values of `tensor`, overwritten by an operation whose schema returns a new one."""
     storage = storage_of(tensor)
     for name in (_SHADOW, _ASSUMED):
         if getattr(storage, name, None) is not None:
@@ -120,9 +120,9 @@ def forget(tensor: Tensor) -> None:
 
 
 def written(tensors: list[Tensor], values: list[Tensor] | None = None) -> None:
-    """`tensors` have been written over by what is no operation, with `values`; None where nobody knows them.
+    """Set the values of `tensors`, overwritten outside of operations; None where they are unknown.
 
-    Of a storage of which only a part has known values nothing is known.
+    A storage with only a part of its values known counts as unknown.
     """
     for place, tensor in enumerate(tensors):
         of_storage = [t for t in tensors if storage_of(t) is storage_of(tensor)]
@@ -141,12 +141,12 @@ def written(tensors: list[Tensor], values: list[Tensor] | None = None) -> None:
 
 
 def assumed(tensor: Tensor) -> Any:
-    """What each element of `tensor` is taken to be where a program asks; None where nothing is assumed."""
+    """Return the value that each element of `tensor` is assumed to have; None where nothing is assumed."""
     return getattr(storage_of(tensor), _ASSUMED, None)
 
 
 def _assume(asks: str, args: tuple[Any, ...], out: Any) -> None:
-    """Note the answer to a question about values that nobody knows."""
+    """Record the assumed result of a comparison of unknown values."""
     if not isinstance(out, Tensor) or getattr(storage_of(out), NAME, None) is None:
         return
     if asks in _COMPARISONS:
@@ -174,7 +174,7 @@ def _assume(asks: str, args: tuple[Any, ...], out: Any) -> None:
 
 
 def _settled(of_two: Any, sides: tuple[Any, ...], out: Tensor) -> bool | None:
-    """The result where one side alone decides it, for each element: something or true, something and false."""
+    """Return the result where one side alone decides each element: `x or True`, `x and False`."""
     decides = {operator.or_: True, operator.and_: False}.get(of_two)
     if decides is None or (decides and out.dtype is not torch.bool):
         return None
@@ -191,7 +191,7 @@ def _settled(of_two: Any, sides: tuple[Any, ...], out: Tensor) -> bool | None:
 
 
 def _compared(asks: str, *sides: Any) -> Any:
-    """The answer to a comparison of which a side is unknown: one, or one for each element of a side that is known."""
+    """Return the result of a comparison with an unknown side: one, or one per element of the known side."""
     one, other = sides
     if one is other:  # of a number with itself: PyTorch's own isnan is x != x
         return asks in ("eq", "le", "ge") if value(one) is None else None
@@ -200,7 +200,7 @@ def _compared(asks: str, *sides: Any) -> Any:
     if not any(unknown):
         if all(assumed(side) is None for side in sides if isinstance(side, Tensor)):
             return None  # all is known
-    elif asks in ("eq", "ne"):  # which class, which word: to that there is no ordinary answer, but how many are not 0
+    elif asks in ("eq", "ne"):  # a class or a word has no ordinary answer, but a count of nonzero elements has
         floating = any(isinstance(side, Tensor) and side.is_floating_point() for side in sides)
         count = not one.dim() and any(type(number) is int and number == 0 for number in numbers)
         return asks == "ne" if floating or count else None
@@ -229,7 +229,7 @@ def _number(side: Any) -> Any:
 
 
 def compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of `func`, on the host, where all values that it asks for are known; else None."""
+    """Return the result of `func` on the host if all values that it needs are known, else None."""
     return _computed(func, args, kwargs)
 
 
@@ -280,9 +280,9 @@ def _small(tensor: Tensor) -> bool:
 
 
 def _masks(func: Any, tensor: Tensor, args: tuple[Any, ...]) -> bool:
-    """Whether this may be a mask of floating-point numbers, or is one number such as the best loss so far.
+    """Return True if this may be a floating-point mask, or a scalar such as the best loss so far.
 
-    Weights, data and activations are not followed.
+    Weights, data and activations are not tracked.
     """
     if func._schema.name not in _MASKING or tensor.dtype not in _MASKS or tensor.dim() == 1 or not _fits(tensor):
         return False
@@ -298,7 +298,7 @@ def _masks(func: Any, tensor: Tensor, args: tuple[Any, ...]) -> bool:
 
 
 def _says_yes_or_no(tensor: Tensor) -> bool:
-    """Whether a tensor of the host has nothing but zeros, ones, and numbers that are added to scores to forbid them."""
+    """Return True if a host tensor has only zeros, ones, and large negative numbers that mask scores."""
     with backing:
         for part in (tensor.flatten()[:8], tensor):  # data and weights are found out by the first numbers
             if not ((part == 0) | (part == 1) | (part <= _FORBIDS)).all():
@@ -310,7 +310,7 @@ _FORBIDS = -1e4
 
 
 def _give(shape: Tensor, real: Tensor) -> None:
-    """Note the values `real` on the storage of `shape`."""
+    """Store the values `real` on the storage of `shape`."""
     if real.dtype is not shape.dtype or not _fits(shape) or getattr(storage_of(shape), NAME, None) is None:
         return
     with backing:
@@ -327,9 +327,8 @@ def _give(shape: Tensor, real: Tensor) -> None:
 
 @cache
 def _nature(func: Any) -> tuple[frozenset[Any], bool, str]:
-    """Places and names of the arguments that it writes to; whether it makes tensors that follow from its arguments.
-
-    And its name, where it is a question about values, or goes on with the answer to one.
+    """Return positions and names of the arguments that it writes to; True if its results follow from its arguments;
+    and its name, if it compares values or continues with a comparison's result.
     """
     schema = func._schema
     written: set[Any] = set()
@@ -343,10 +342,10 @@ def _nature(func: Any) -> tuple[frozenset[Any], bool, str]:
 
 
 def written_by(func: Any) -> frozenset[Any]:
-    """Places and names of the arguments that `func` writes to."""
+    """Return positions and names of the arguments that `func` writes to."""
     return _nature(func)[0]
 
 
 def _drawn(func: Any) -> bool:
-    """Whether its results do not follow from its arguments."""
+    """Return True if its results do not follow from its arguments."""
     return torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name

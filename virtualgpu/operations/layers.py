@@ -1,4 +1,4 @@
-"""Attention layers in evaluation, which PyTorch does in one operation each, in their parts.
+"""Decompose the fused attention layers of evaluation mode into the kernels that CUDA launches.
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call it where no gradient is wanted. What CUDA's code calls in
 turn is called here, so that each part takes its memory and its time (transformer.cpp, attention.cpp and
@@ -46,7 +46,7 @@ def through(
     shift_1: Tensor, scale_2: Tensor, shift_2: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor,
     bias_2: Tensor,
 ) -> Tensor:  # fmt: skip
-    """A layer's way through attention, norms and products."""
+    """Run a layer: attention, norms and products."""
     norm = partial(F.layer_norm, normalized_shape=src.shape[-1:], eps=eps)
     x = norm(src, weight=scale_1, bias=shift_1) if norm_first else src
     x = attended(x)
@@ -109,7 +109,7 @@ def _projected(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Ten
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
-    """Each query times each key."""
+    """Return the products of each query and key."""
     return torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).unflatten(0, q.shape[:2])
 
 
@@ -133,12 +133,12 @@ def masked_softmax(weights: Tensor, mask: Tensor, dim: int | None = None, mask_t
     if of_keys:
         mask = mask.view(mask.shape[0], 1, 1, -1).expand(weights.shape)
     out = torch.softmax(weights.masked_fill(mask, -math.inf), last if dim is None else dim)
-    del unused  # what the one kernel would have written to is held until then
+    del unused  # the fused kernel's output, allocated until then
     return out
 
 
 def weighted(q: Tensor, weights: Tensor, v: Tensor) -> Tensor:
-    """The sums of values, written over the queries."""
+    """Return the weighted sums of values, written over the queries."""
     aten.bmm.out(weights.flatten(0, 1), v.flatten(0, 1), out=q.flatten(0, 1))
     return q
 
@@ -153,4 +153,4 @@ PARTS: dict[Any, Callable[..., Any]] = {
     aten._native_multi_head_attention.default: multi_head_attention,
     aten._masked_softmax.default: masked_softmax,
 }
-"""What is done in parts; a function that gives NotImplemented leaves it to the operation itself."""
+"""Operations that are decomposed; a function that returns NotImplemented leaves it to the operation itself."""

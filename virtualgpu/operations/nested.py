@@ -1,4 +1,4 @@
-"""Nested tensors, as far as `nn.TransformerEncoder` makes them: the sequences of a batch in a row, without padding.
+"""Nested tensors in `nn.TransformerEncoder`: the sequences of a batch packed without padding.
 
 In evaluation it takes the padding away where its mask says that it stands at each sequence's end. The tensor is
 PyTorch's own, over memory that is labelled; on shapes alone over memory of the host that is never touched. What its
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-seen = False  # whether one has been made on a virtual GPU: before, none is looked for
+seen = False  # True once one has been made on a virtual GPU: no search before
 
 
-def among(items: Any) -> bool:
-    """Whether there is a nested tensor of a virtual GPU in lists and tuples."""
+def any_nested(items: Any) -> bool:
+    """Return True if lists and tuples contain a nested tensor of a virtual GPU."""
     for item in items:
         if isinstance(item, Tensor):
             if item.is_nested and device_of(item) is not None:
                 return True
-        elif isinstance(item, (list, tuple)) and among(item):
+        elif isinstance(item, (list, tuple)) and any_nested(item):
             return True
     return False
 
@@ -60,7 +60,7 @@ def _device(tensor: Tensor) -> Device:
 
 
 def wrapped(rows: Tensor, lengths: Sequence[int]) -> Tensor:
-    """A nested tensor over the memory of `rows`, in which `lengths` sequences follow one another."""
+    """Return a nested tensor over the memory of `rows`, in which sequences of `lengths` are concatenated."""
     global seen
     seen = True
     width = rows.shape[1]
@@ -77,7 +77,7 @@ def wrapped(rows: Tensor, lengths: Sequence[int]) -> Tensor:
 
 
 def unwrapped(nested: Tensor) -> tuple[Tensor, list[int]]:
-    """All rows of a nested tensor, in its memory, and the lengths of its sequences."""
+    """Return all rows of a nested tensor, in its memory, and the lengths of its sequences."""
     with backing:
         sizes = nested._nested_tensor_size()
         if nested.dim() != 3 or not nested.is_contiguous() or len(set(sizes[:, 1].tolist())) != 1:
@@ -100,9 +100,9 @@ def _pieces(rows: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
 
 
 def left_aligned(padded: Tensor, mask: Tensor) -> bool:
-    """`torch._nested_tensor_from_mask_left_aligned`: whether the mask is true up to some place of each row, then false.
+    """`torch._nested_tensor_from_mask_left_aligned`: True if each row of the mask is true up to some index, then false.
 
-    The host waits for the answer. On shapes alone, a mask that nobody knows is taken for one with gaps.
+    The host waits for the answer. In shapes-only mode, an unknown mask is assumed to have gaps.
     """
     sizes, ends, _ = _counted(mask)
     answer = (sizes == ends).all()
@@ -111,7 +111,7 @@ def left_aligned(padded: Tensor, mask: Tensor) -> bool:
     known = _values(mask)
     if known is None:
         warn_once(
-            _gpu().told,
+            _gpu().warned,
             "with compute=False the virtual GPU does not know a padding mask that depends on values: it is taken for "
             "one with gaps, so that nn.TransformerEncoder keeps the padding, and with it memory that a GPU may save",
         )
@@ -122,7 +122,7 @@ def left_aligned(padded: Tensor, mask: Tensor) -> bool:
 
 
 def _counted(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How much of each row is true, where it is false first, and what stood behind it for that."""
+    """Return the number of true elements of each row, its first false index, and the kernel's temporaries."""
     behind = torch.zeros(mask.shape[0], 1, dtype=mask.dtype, device=mask.device)
     whole = torch.cat([mask, behind], 1)
     ends = whole.to(torch.int32).argmin(1)
@@ -131,7 +131,7 @@ def _counted(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _values(mask: Tensor) -> Tensor | None:
-    """The mask with its values, on the host; None where nobody knows them."""
+    """Return the mask with its values, on the host; None where they are unknown."""
     if _gpu().compute:
         with backing:
             return mask.detach()
@@ -139,7 +139,7 @@ def _values(mask: Tensor) -> Tensor | None:
 
 
 def from_mask(padded: Tensor, mask: Tensor, check: bool = True) -> Tensor:
-    """`torch._nested_tensor_from_mask`: the rows for which the mask is true."""
+    """`torch._nested_tensor_from_mask`: select the rows for which the mask is true."""
     if check and not left_aligned(padded, mask):
         raise RuntimeError("Mask must be left-aligned without gaps")
     batch, length, width = padded.shape
@@ -152,7 +152,7 @@ def from_mask(padded: Tensor, mask: Tensor, check: bool = True) -> Tensor:
     known = _values(mask)
     if known is None:
         warn_once(
-            _gpu().told,
+            _gpu().warned,
             "with compute=False the virtual GPU does not know a padding mask that depends on values: no sequence of "
             "the nested tensor is taken to have padding, which takes memory that a GPU may save",
         )
@@ -165,11 +165,11 @@ def from_mask(padded: Tensor, mask: Tensor, check: bool = True) -> Tensor:
     return made
 
 
-_BY_KERNEL = (torch.float32, torch.float16)  # those that CUDA's kernels from and to padded tensors take
+_BY_KERNEL = (torch.float32, torch.float16)  # dtypes of CUDA's kernels from and to padded tensors
 
 
 def _packed(padded: Tensor, lengths: list[int]) -> Tensor:
-    """The first rows of each sequence. `padded` may also have (batch, heads, length, width)."""
+    """Return the first rows of each sequence. `padded` may also have (batch, heads, length, width)."""
     device, of_heads = _device(padded), padded.dim() == 4
     whole = padded.transpose(1, 2).flatten(2) if of_heads and padded.dtype not in _BY_KERNEL else padded
     width = padded.shape[1] * padded.shape[3] if of_heads else padded.shape[2]
@@ -187,13 +187,13 @@ def _packed(padded: Tensor, lengths: list[int]) -> Tensor:
 
 
 def _numbers(device: Device, count: int, *, non_blocking: bool) -> Tensor:
-    """Sizes and offsets, brought to the GPU as int32."""
+    """Copy sizes and offsets to the GPU as int32."""
     numbers = torch.zeros(count, dtype=torch.int64)
     return numbers.to(device.name, torch.int32, non_blocking=non_blocking)
 
 
 def _selected(padded: Tensor, lengths: list[int]) -> Tensor:
-    """Through a mask of every element (nested_from_padded_generic); what CUB takes to count them is not mirrored."""
+    """Select by a mask of all elements (nested_from_padded_generic); CUB's temporary memory is not mirrored."""
     _, longest, width = padded.shape
     masks = [
         F.pad(padded.new_full((length, width), True, dtype=torch.bool), (0, 0, 0, longest - length))
@@ -309,14 +309,14 @@ def _starts(device: Device, lengths: list[int]) -> Tensor:
 
 
 def _attention(qkv: Tensor, heads: int) -> Tensor:
-    """Of one sequence, its values."""
+    """Attend within one sequence, with values."""
     q, k, v = (part.unflatten(1, (heads, -1)).transpose(0, 1)[None] for part in qkv.chunk(3, 1))
     out, _ = attention._forward(q, k, v, None, 0.0, False, q.shape[-1] ** -0.5, 0)
     return out[0].transpose(0, 1).flatten(1).to(qkv.dtype)
 
 
 def _padded_heads(device: Device, qkv: Tensor, bias: Tensor, lengths: list[int], heads: int) -> Sequence[Tensor]:
-    """Query, key and value of each head, padded to a multiple of 8 (transform_bias_rescale_qkv_cuda)."""
+    """Return query, key and value of each head, padded to a multiple of 8 (transform_bias_rescale_qkv_cuda)."""
     longest, width = -(-max(lengths) // 8) * 8, qkv.shape[1] // 3
     parts = qkv.new_empty(3, len(lengths), heads, longest, width // heads)
     numbers = torch.zeros(2 * len(lengths) + 1, dtype=torch.int32).to(device.name, non_blocking=True)
@@ -332,7 +332,7 @@ def _padded_heads(device: Device, qkv: Tensor, bias: Tensor, lengths: list[int],
 
 
 def _padding(device: Device, lengths: list[int], longest: int) -> Tensor:
-    """True where there is nothing."""
+    """Return the mask that is True at padding."""
     places, ends = torch.arange(longest), torch.tensor(lengths)
     return (places >= ends[:, None]).to(device.name, non_blocking=True)
 
@@ -352,7 +352,7 @@ def _norm(nested: Tensor, shape: Sequence[int], *given: Any) -> tuple[Tensor, Te
 
 
 def _dropout(nested: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """In evaluation it makes a mask all the same, and a copy."""
+    """Run dropout in evaluation, which still allocates a mask and a copy."""
     rows, lengths = unwrapped(nested)
     if train is False or not p:
         mask = torch.ones_like(rows, dtype=torch.bool)
@@ -368,7 +368,7 @@ def _added(one: Tensor, other: Tensor, alpha: float = 1) -> Tensor:
 
 
 def _alone(func: Any) -> Callable[..., Tensor]:
-    """An operation on each element."""
+    """Run an elementwise operation."""
 
     def run(nested: Tensor, **given: Any) -> Tensor:
         rows, lengths = unwrapped(nested)
@@ -391,12 +391,12 @@ PARTS: dict[Any, Callable[..., Any]] = {
     aten.gelu.default: lambda nested, approximate: _alone(F.gelu)(nested, approximate=approximate),
     aten.clone.default: lambda nested, form: _alone(torch.clone)(nested),
 }
-"""What is mirrored of operations on nested tensors, with all arguments by place."""
+"""Mirrored operations on nested tensors, with all arguments by position."""
 MAKES: dict[Any, Callable[..., Any]] = {
     aten._nested_tensor_from_mask.default: from_mask,
     aten._nested_tensor_from_mask_left_aligned.default: left_aligned,
 }
-"""How nested tensors come from others."""
+"""Operations that make nested tensors from others."""
 ASKS = {
     aten._nested_tensor_size.default,
     aten._nested_tensor_strides.default,
@@ -404,17 +404,17 @@ ASKS = {
     aten.is_same_size.default,
     aten.detach.default,
 }
-"""What tells of them and makes nothing."""
+"""Operations that query nested tensors."""
 
 
 def only_results(gpu: VirtualGPU, func: Any) -> None:
-    """Say of an operation that is not mirrored what is missing; raises NotMirrored where there are no values."""
+    """Warn that an operation's temporary memory is not counted; raise NotMirrored where there are no values."""
     if not gpu.compute:
         raise NotMirrored(
             f"{func} of a nested tensor is not mirrored in shapes-only mode. With compute=True it runs; "
             "nn.TransformerEncoder(…, enable_nested_tensor=False) makes none."
         )
     warn_once(
-        gpu.told,
+        gpu.warned,
         f"{func} of a nested tensor: its result is counted on the virtual GPU, what its kernels take beside it is not",
     )

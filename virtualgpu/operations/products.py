@@ -1,4 +1,4 @@
-"""What products of matrices allocate beside their results: workspaces of cuBLAS, and clones of what it cannot take.
+"""Extra memory of matrix products: cuBLAS workspaces, and clones of operands that cuBLAS cannot take.
 
 cuBLAS takes a matrix whose rows or columns each lie in one piece, at equal distances that are no shorter than they
 are: transposed, or a slice of columns. PyTorch clones any other first, an expanded gradient among them
@@ -24,12 +24,13 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def keeps_workspaces() -> bool:
-    """Whether each handle of cuBLAS keeps its workspace: from 2.15 on PyTorch takes one anew for every call."""
-    return release.running() < release.KEEPS_NO_WORKSPACES or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+    """Return True if each cuBLAS handle keeps its workspace; PyTorch 2.15 and later allocates one for every call."""
+    older = release.running_release() < release.KEEPS_NO_WORKSPACES
+    return older or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
 def workspace_bytes(capability: tuple[int, int]) -> int:
-    """What PyTorch gives cuBLAS (getChosenWorkspaceSize in CUDABlas.cpp)."""
+    """Return the workspace that PyTorch gives cuBLAS (PyTorch 2.15, CUDABlas.cpp, getChosenWorkspaceSize)."""
     return 4096 * 8 * 1024 if capability >= (9, 0) else 4096 * 2 * 1024 + 16 * 8 * 1024
 
 
@@ -53,7 +54,7 @@ def _clone(tensor: Tensor) -> list[int]:
 
 
 def _matrix(tensor: Tensor, by_rows: bool) -> list[int]:
-    """The clone of an operand, if one is made, where the result lies by rows or by columns."""
+    """Return the clone of an operand, if one is made, for a result in row-major or column-major order."""
     if tensor.is_contiguous():
         return _clone(tensor) if by_rows and tensor.is_conj() else []
     rows, columns = tensor.shape
@@ -66,7 +67,7 @@ def _matrix(tensor: Tensor, by_rows: bool) -> list[int]:
 
 
 def _matrices(first: Tensor, second: Tensor, out: Tensor) -> list[int]:
-    """Result and operands are looked at in this order; a result that lies by rows is computed as a transposed one."""
+    """Return the clones of result and operands; a row-major result is computed as a transposed one."""
     if out.is_contiguous():
         return _matrix(second, True) + _matrix(first, True)
     rows, columns = out.shape
@@ -101,7 +102,7 @@ def addmm(device: Device, args: Any, out: Tensor, *, activated: bool = False) ->
 
 
 def _by_cublaslt(bias: Tensor, second: Tensor, out: Tensor, beta: float, activated: bool) -> bool:
-    """A row is added as the product is written; in 16 bits a whole matrix as well, where it lies by rows."""
+    """Return True if cuBLASLt runs it and adds the bias: a row, and in 16 bits also a row-major matrix."""
     if bias is out or out.dtype.is_complex or not out.is_contiguous() or min(second.shape) <= 1:
         return False
     columns = out.shape[1]
@@ -120,7 +121,7 @@ def addmm_activation(device: Device, args: Any, out: Tensor) -> list[int]:
 
 
 def _batch(tensor: Tensor, by_rows: bool, lines: int, length: int) -> list[int]:
-    """The clone of a batch of operands, if one is made; sizes as cuBLAS has them: leading and other dimension."""
+    """Return the clone of a batch of operands, if one is made; sizes in cuBLAS's terms: leading and other dimension."""
     fast, leading = (2, 1) if by_rows else (1, 2)
     strides = tensor.stride()
     if strides[fast] == 1 and strides[leading] >= max(1, lines):
@@ -153,7 +154,7 @@ def baddbmm(device: Device, args: Any, out: Tensor) -> list[int]:
 
 
 def addbmm(device: Device, args: Any, out: Tensor) -> list[Any]:
-    """One product after the other is added to the result."""
+    """Add one product after the other to the result."""
     first, second = args[1:3]
     return [mm(device, pair, out) for pair in zip(first.unbind(), second.unbind(), strict=True)]
 

@@ -1,4 +1,4 @@
-"""Random numbers: from the GPU's own generator, and none from a generator of elsewhere."""
+"""Random numbers: draw from the GPU's own generator, and reject generators of other devices."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ Kwargs = dict[str, Any]
 
 
 def check_generator(generator: Any, device: Device) -> None:
-    """The generator of another GPU will do, the host's will not."""
+    """Accept the generator of another GPU, reject the host's."""
     where = generator_device(generator)
     if where.type != "cuda":
         raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{where.type}'")
 
 
 def check_host_generator(kwargs: Kwargs) -> None:
-    """A random operation on the host takes the host's generator only."""
+    """Reject a GPU's generator in a random operation on the host."""
     generator = kwargs.get("generator")
     if generator is not None and generator_device(generator).type == "cuda":
         raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
 
 
 def drawn(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """An operation that draws random numbers takes them from the GPU's own generator."""
+    """Run an operation with random numbers from the GPU's own generator."""
     if kwargs.get("generator") is not None:
         check_generator(kwargs["generator"], device)
     if not gpu.compute:
         kwargs = {**kwargs, "generator": None} if "generator" in kwargs else kwargs
         return shapes_only.run_on_meta(gpu, device, func, args, kwargs)
-    return draw(device, func, args, kwargs)
+    return draw_numbers(device, func, args, kwargs)
 
 
-def draw(device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def draw_numbers(device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Run a random operation on the GPU's own generator; the host's stays as it is."""
     generator = kwargs.get("generator") or device.generator
     if takes_generator(func):
@@ -66,7 +66,7 @@ def takes_generator(func: Any) -> bool:
 
 
 def native_dropout(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The mask is allocated before the output (dropout_cuda in Dropout.cu)."""
+    """Allocate the mask before the output (dropout_cuda in Dropout.cu)."""
     tensor, p, train = args
     if train is False or p in (0, 1):
         return func._op(*args) if gpu.compute else shapes_only.run_on_meta(gpu, device, func, args, kwargs)

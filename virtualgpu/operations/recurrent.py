@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN as cuDNN does them: one operation for the whole sequence, which keeps one reserve.
+"""LSTM, GRU and RNN as cuDNN runs them: one operation for the sequence, with one reserve buffer.
 
 The values are the CPU's; `recurrent_memory` knows how much cuDNN takes. Under autocast they are computed in float16
 whatever dtype it has, bfloat16 too (aten/src/ATen/cudnn/AutocastRNN.cpp).
@@ -32,7 +32,7 @@ _NAMES = {mode: name for name, mode in _MODES.items()}
 
 
 def _mirror(name: str) -> Callable[..., Any]:
-    """Of sequences of one length: (input, hx, params, biases, layers, dropout, train, bidirectional, batch_first)."""
+    """Run sequences of one length: (input, hx, params, biases, layers, dropout, train, bidirectional, batch_first)."""
     op = getattr(aten, name).input
 
     def run(tensor: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> Any:
@@ -45,7 +45,7 @@ def _mirror(name: str) -> Callable[..., Any]:
 
 
 def _mirror_packed(name: str) -> Callable[..., Any]:
-    """Of a PackedSequence: (data, batch_sizes, hx, params, biases, layers, dropout, train, bidirectional)."""
+    """Run a PackedSequence: (data, batch_sizes, hx, params, biases, layers, dropout, train, bidirectional)."""
     op = getattr(aten, name).data
 
     def run(tensor: Tensor, batch_sizes: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> Any:
@@ -84,7 +84,7 @@ def _cudnn(
 
 
 def _flat(params: list[Tensor]) -> Tensor | None:
-    """The buffer that `flatten_parameters` has put all weights in; None where they lie apart."""
+    """Return the buffer with all weights from `flatten_parameters`; None where they are separate."""
     first = params[0].untyped_storage()
     if any(p.untyped_storage()._cdata != first._cdata for p in params):
         return None
@@ -93,7 +93,7 @@ def _flat(params: list[Tensor]) -> Tensor | None:
 
 
 def _halved(params: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """One buffer with all weights in float16, and its parts, in which autograd records that they were copied."""
+    """Return one buffer with all weights in float16, and its parts, whose copies autograd records."""
     with torch.no_grad():
         flat = torch.zeros(sum(p.numel() for p in params), dtype=torch.float16, device=params[0].device)
         parts = [part.view(p.shape) for part, p in zip(flat.split([p.numel() for p in params]), params, strict=True)]
@@ -155,7 +155,7 @@ def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) 
 
 
 def _layer(args: Any) -> recurrent_memory.Layer:
-    """From the arguments of `_cudnn_rnn`."""
+    """Return the layer described by the arguments of `_cudnn_rnn`."""
     tensor, _, _, _, _, _, mode, hidden, projected, layers, batch_first, dropout, train, both, batch_sizes = args[:15]
     if batch_sizes:  # how many sequences are left at each step
         batch, length = batch_sizes[0], len(batch_sizes)
@@ -169,7 +169,7 @@ def _layer(args: Any) -> recurrent_memory.Layer:
 
 
 def forward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
-    """The input with time first, and the workspace."""
+    """Return the temporaries: the input with time first, and the workspace."""
     return [*_turned(args[0], args[10]), *_workspace(device, _layer(args), training=args[12])]
 
 
@@ -212,12 +212,12 @@ def _algorithm(device: Device, layer: recurrent_memory.Layer, *, backward: bool)
 
 
 def algorithm_of(device: Device, args: Any, *, backward: bool) -> str:
-    """Which of cuDNN's algorithms a call of `_cudnn_rnn` uses, or of its backward."""
+    """Return the cuDNN algorithm of a call of `_cudnn_rnn`, or of its backward."""
     return _algorithm(device, layer_of(args, backward=backward), backward=backward)
 
 
 def layer_of(args: Any, *, backward: bool) -> recurrent_memory.Layer:
-    """What a call of `_cudnn_rnn` is given, or of its backward."""
+    """Return the layer described by the arguments of `_cudnn_rnn`, or of its backward."""
     return _layer((*args[:6], *args[10:19]) if backward else args)
 
 
@@ -268,7 +268,7 @@ def backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any)
 
 
 def _gradients(op: Any, args: Any, of_results: Any, seed: int) -> list[Tensor]:
-    """Gradients of the floating-point inputs, by running the operation again with autograd."""
+    """Return the gradients of the floating-point inputs, by running the operation again with autograd."""
     tensor, hx, weights, *rest = args
     several = isinstance(hx, list)
 

@@ -1,10 +1,10 @@
-"""How much memory cuDNN's recurrent layers take: the reserve that backward needs, and a workspace while they run.
+"""Memory of cuDNN's recurrent layers: the reserve that backward needs, and the workspace.
 
 NVIDIA does not publish either. The rules are read off what cuDNN 9.26 answers when it is asked for sizes
 (cudnnGetRNNTempSpaceSizes; tests/virtualgpu/torch_cuda/recurrent.json), and 9.19, 9.22 and 9.24, whose algorithm for
 small hidden sizes wants more. An H100 and an H200 with 9.19 took these bytes; what packed sequences and projections
 both ways take is read off the H200 (recurrent_h200.json).
-Which of its algorithms PyTorch asks for is get_algo in aten/src/ATen/native/cudnn/RNN.cpp.
+PyTorch 2.15 chooses the algorithm in aten/src/ATen/native/cudnn/RNN.cpp, get_algo.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ..units import MIB
 from .reductions import THREADS_PER_SM
 
-MiB = 1 << 20
 STANDARD, PERSIST, SMALL = "standard", "persist static", "persist static, small hidden size"
 # By cell, for one layer and one step: gates that are computed, and what is kept of it in multiples of the hidden state.
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -46,16 +46,16 @@ class Layer:
 
     @property
     def steps(self) -> int | Fraction:
-        """Of all sequences together, as if all were of one length."""
+        """Steps of all sequences, as a number of steps of the full batch."""
         return self.first(self.length)
 
     def first(self, steps: int) -> int | Fraction:
-        """As many of the steps, or those that there are, likewise."""
+        """Return the first `steps` steps, or all if there are fewer, as a number of steps of the full batch."""
         return Fraction(sum(self.sizes[:steps]), self.batch) if self.sizes else min(steps, self.length)
 
     @property
     def row(self) -> int:
-        """Bytes of `hidden` numbers for each sequence."""
+        """Bytes of a state: `hidden` numbers for each sequence."""
         return self.batch * self.hidden * self.itemsize
 
     @property
@@ -65,7 +65,7 @@ class Layer:
 
 
 def algorithm(layer: Layer, capability: tuple[int, int], sms: int, *, backward: bool = False) -> str:
-    """The one that PyTorch asks for, by its tests of speed."""
+    """Return the algorithm that PyTorch chooses by its heuristics."""
     if layer.projected or layer.packed or layer.itemsize == 8:
         return STANDARD
     lstm, gru = layer.cell == "lstm", layer.cell == "gru"
@@ -85,7 +85,7 @@ def _persists(layer: Layer, capability: tuple[int, int], sms: int) -> bool:
 
 
 def reserve_bytes(layer: Layer) -> int:
-    """What forward keeps for backward: every step's gates and states, and what goes from layer to layer."""
+    """Return the bytes that forward saves for backward: every step's gates and states, and the layers' outputs."""
     step = (layer.layers * _KEPT[layer.cell] + layer.layers - 1) * layer.row
     if layer.projected:
         step += layer.layers * (layer.row + layer.batch * layer.projected * layer.itemsize)
@@ -95,16 +95,16 @@ def reserve_bytes(layer: Layer) -> int:
 
 
 def dropout_state_bytes(capability: tuple[int, int], sms: int) -> int:
-    """A random number generator for every thread that the GPU holds at once: 6,488,064 bytes on an H100, measured."""
+    """Return the bytes of a random generator for every resident thread: 6,488,064 on an H100, measured."""
     return 24 * THREADS_PER_SM[capability] * sms
 
 
 def workspace_bytes(
     layer: Layer, algorithm: str, capability: tuple[int, int], *, training: bool, more_where_small: bool = False
 ) -> int:
-    """What a call takes and gives back. In training forward takes as much as backward will, where that is more.
+    """Return the bytes of a call's workspace. In training, forward takes backward's size where that is larger.
 
-    With a projection only what forward needs is exact. `more_where_small`: as cuDNN up to 9.24 (PyTorch's up to 2.14).
+    With a projection only forward's need is exact. `more_where_small`: as cuDNN up to 9.24 (PyTorch's up to 2.14).
     """
     forward, backward = _needs(layer, algorithm, capability)
     if algorithm == SMALL and more_where_small:  # on top, what persistent kernels have that do not say "small"
@@ -121,11 +121,11 @@ def workspace_bytes(
     # cuBLAS's, for each layer and direction. On Ampere and Ada layers one above the other have none.
     alone = layer.layers == 1 or layer.directions == 2
     products = layer.layers * layer.directions if alone or capability[0] != 8 else 0
-    return 256 + lengths + 8 * MiB * products + _weights(layer) + int(max(needs))
+    return 256 + lengths + 8 * MIB * products + _weights(layer) + int(max(needs))
 
 
 def _weights(layer: Layer) -> int:
-    """Bytes of the matrices."""
+    """Return the bytes of the weight matrices."""
     above = layer.outputs * layer.directions
     widths = layer.inputs + (layer.layers - 1) * above + layer.layers * layer.outputs
     numbers = _GATES[layer.cell] * layer.hidden * widths + layer.layers * layer.projected * layer.hidden
@@ -133,7 +133,7 @@ def _weights(layer: Layer) -> int:
 
 
 def _states(layer: Layer) -> int:
-    """Bytes of h, and of an LSTM's c, of all layers."""
+    """Return the bytes of h, and of an LSTM's c, of all layers."""
     one = layer.batch * layer.outputs * layer.itemsize
     return layer.layers * (one + layer.row if layer.cell == "lstm" else one)
 
@@ -143,7 +143,7 @@ def _wide(layer: Layer) -> int | Fraction:
 
 
 def _needs(layer: Layer, algorithm: str, capability: tuple[int, int]) -> tuple[int | Fraction, int | Fraction]:
-    """Forward and backward, without weights and what is packed.
+    """Return the needs of forward and backward, without weights and packed tensors.
 
     On Blackwell persistent ones need what standard ones do.
     """
@@ -173,7 +173,7 @@ def _standard(layer: Layer, capability: tuple[int, int]) -> tuple[int | Fraction
 
 
 def _steps_in_waves(layer: Layer, capability: tuple[int, int]) -> int:
-    """Layers one above the other work on different steps at the same time, the fewer the larger the batch is."""
+    """Return the number of steps on which stacked layers work at the same time: fewer for larger batches."""
     waves = layer.layers + 1
     if layer.batch < 16:
         return (32 if layer.batch == 1 else 16) * waves

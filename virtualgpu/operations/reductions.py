@@ -1,7 +1,7 @@
-"""The memory that a CUDA reduction takes beside its result: partial sums of the blocks, and their semaphores.
+"""Scratch memory of CUDA reductions: partial sums of thread blocks, and their semaphores.
 
-Follows setReduceConfig in ATen/native/cuda/Reduce.cuh; with few results and many inputs the work is split over blocks
-that meet in global memory. It knows shapes and strides, not values.
+Follows PyTorch 2.15, ATen/native/cuda/Reduce.cuh, setReduceConfig: with few results and many inputs, the work is split
+over blocks that communicate through global memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ THREADS_PER_SM = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """How a reduction is compiled: bytes of what it accumulates (0: as wide as the input), values per load."""
+    """Compile-time parameters of a reduction: bytes of an accumulator (0: as the input), values per load."""
 
     accumulates: int = 4
     values: int = 4
@@ -45,7 +45,7 @@ def buffers(
     sms: int,
     threads_per_sm: int,
 ) -> list[int]:
-    """Bytes of the partial results and of the semaphores; nothing where no block waits for another.
+    """Return the bytes of partial results and of semaphores; nothing where no block waits for another.
 
     `sizes` and `strides` (in elements) are the input's, `dims` the reduced dimensions, `itemsize` bytes per element.
     """
@@ -97,7 +97,7 @@ def buffers(
 
 
 def _coalesce(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Neighbouring dimensions that can be walked as one, as TensorIterator joins them."""
+    """Merge neighbouring dimensions that can be traversed as one, as TensorIterator does."""
     out: list[tuple[int, int]] = []
     for stride, size in sorted(dims):
         if out and out[-1][0] * out[-1][1] == stride:

@@ -1,4 +1,4 @@
-"""What an operation is given and gives back: the GPU among its arguments, and its results put on that GPU."""
+"""Map tensors in arguments and results of an operation, and place results on the GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _storage: Any = torch._C.TensorBase.untyped_storage
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """`tree` with `change` applied to the tensors in it."""
+    """Apply `change` to the tensors in `tree`."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, dict):
@@ -30,16 +30,16 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors in lists and tuples, in order; of a tensor, itself."""
+    """Yield the tensors in lists and tuples, in order; a tensor itself."""
     if isinstance(tree, Tensor):
         return [tree]
     return [t for item in tree for t in tensors_in(item)] if isinstance(tree, (list, tuple)) else []
 
 
 def look(items: Any, device: Device | None, host: Any, floating: Any) -> tuple[Device | None, Any, Any]:
-    """The GPU of the labelled tensors among `items`, a tensor of elsewhere, and the floating storages.
+    """Return the GPU of the labelled tensors among `items`, a tensor on another device, and the floating storages.
 
-    The tensor of elsewhere, on the host or on another GPU, is one with dimensions where there is one.
+    The tensor on another device, host or GPU, is one with dimensions where there is one.
     """
     for item in items:
         if isinstance(item, Tensor):
@@ -88,7 +88,7 @@ def place(device: Device, out: Any) -> None:
 
 
 def float_(gpu: VirtualGPU, out: Any) -> Any:
-    """`out`, made by C++ without saying where: it joins the first GPU that it meets."""
+    """Mark `out`, made by C++ without a device: it joins the first GPU that it meets."""
     if isinstance(out, (list, tuple)):
         return type(out)(float_(gpu, item) for item in out)
     storage = storage_of(out) if isinstance(out, Tensor) else None
@@ -100,7 +100,7 @@ def float_(gpu: VirtualGPU, out: Any) -> Any:
 
 
 def join(device: Device, floating: list[Tensor]) -> None:
-    """Put what C++ made for an operation without saying where on the GPU that the operation runs on."""
+    """Put tensors that C++ made for an operation without a device on the operation's GPU."""
     for tensor in floating:
         storage = _storage(tensor)
         if storage._gpulab is FLOATING:
@@ -110,12 +110,12 @@ def join(device: Device, floating: list[Tensor]) -> None:
 
 
 def capture_of(device: Device) -> Any:
-    """The CUDA graph that the current stream's work goes into."""
+    """Return the CUDA graph that captures the current stream."""
     return device.capture if device.capture is not None and device.capture.covers(device.stream) else None
 
 
 def resized(storage: Any) -> Device | None:
-    """Take the memory anew for a storage whose size has changed, on the GPU that is returned."""
+    """Reallocate a storage whose size has changed; return its GPU."""
     label = None if storage is None else storage._gpulab
     if label is not None and label is not FLOATING and label.device.active and label.nbytes != storage.nbytes():
         label.device.put(storage)

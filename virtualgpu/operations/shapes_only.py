@@ -1,4 +1,4 @@
-"""Operations where the GPU holds shapes and no values: what they give, and what is said where a value is asked for."""
+"""Operations in shapes-only mode: run on meta tensors, and report reads of missing values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from ..scope.in_force import backing
 from ..scope.labels import storage_of
 from ..scope.refusals import NotMirrored, NoValues
-from . import error_words, known_values, remembered
+from . import error_words, known_values, shape_cache
 from .results import map_tensors, tensors_in
 
 if TYPE_CHECKING:
@@ -41,19 +41,19 @@ SYNCHRONISING = {
     "aten::repeat_interleave.Tensor",
     "aten::bincount",
 }
-KNOWN = "_gpulab_known"  # on a storage without values: the one value that is known all the same
+KNOWN = "_gpulab_known"  # on a storage without values: its single known value
 
 
 def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The shapes of an operation's results."""
+    """Return the shapes of an operation's results."""
     try:
         with backing:
-            return remembered.run(gpu.remembered, func, args, kwargs)
+            return shape_cache.run_cached(gpu.remembered, func, args, kwargs)
     except NotImplementedError as error:
         if "meta" not in str(error).lower():
             raise
         if not func._schema.returns:
-            return None  # it writes to what it is given, and gives nothing back
+            return None  # it writes to its arguments, and returns nothing
         raise NotMirrored(
             f"{func} is not mirrored in shapes-only mode: PyTorch does not know its result's shape without running it. "
             "With compute=True it runs."
@@ -69,7 +69,7 @@ def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
 
 
 def index(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`index`, where a mask whose values are known says how many elements it takes."""
+    """Run `index`, where a mask with known values determines the number of elements."""
     tensor, indices = args
     places: list[Tensor | None] = []
     for item in indices:
@@ -79,7 +79,7 @@ def index(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs
 
 
 class _Thread(threading.local):
-    """Whether a mask over ranks takes each of them."""
+    """Return True if a mask over ranks selects all of them."""
 
     takes_ranks = False
 
@@ -89,7 +89,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def each_rank_has_a_batch() -> Iterator[None]:
-    """In this block a mask that is taken to be true takes everything: of ranks, those with a batch."""
+    """Within the block, masks that are assumed true select everything, such as the ranks with a batch."""
     before, _thread.takes_ranks = _thread.takes_ranks, True
     try:
         yield
@@ -98,7 +98,7 @@ def each_rank_has_a_batch() -> Iterator[None]:
 
 
 def _places(mask: Tensor) -> list[Tensor] | None:
-    """Where `mask` is true, an index for each of its dimensions."""
+    """Return the indices of the true elements of `mask`, one tensor per dimension."""
     known = known_values.value(mask)
     with backing:
         if known is not None:
@@ -109,7 +109,7 @@ def _places(mask: Tensor) -> list[Tensor] | None:
 
 
 def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`copy_` where the GPU holds shapes only."""
+    """Run `copy_` in shapes-only mode."""
     if func is not aten.copy_.default:
         for into, source in zip(args[0], args[1], strict=True):
             copy_without_values(gpu, aten.copy_.default, (into, source), {})
@@ -123,14 +123,14 @@ def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) 
 
 
 def _counts(weights: Tensor | None, length: int) -> Tensor:
-    """What `torch.bincount` gives."""
+    """Compute `torch.bincount`."""
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     with backing:
         return torch.empty(length, dtype=dtype, device="meta")
 
 
 def unknown_value(gpu: VirtualGPU, func: Any, args: Args) -> Any:
-    """The answer where a value is asked for and only shapes exist; `args` are all of the schema's."""
+    """Answer a read of a value that does not exist; `args` are all of the schema's."""
     if func.name() == "aten::bincount" and args[2]:
         gpu.warn_unknown()  # no number is above those that were expected
         return _counts(*args[1:])

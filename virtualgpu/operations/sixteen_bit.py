@@ -1,4 +1,4 @@
-"""Arithmetic in 16 bits: computed in float32 and rounded once, as tensor cores do."""
+"""16-bit arithmetic as tensor cores do it: computed in float32, rounded once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of `nn.SyncBatchNorm`, which CUDA alone has: statistics of one rank, those of all, and what they scale.
+"""Kernels of `nn.SyncBatchNorm`, which only CUDA has: local statistics, gathered ones, normalization.
 
 Results, their dtypes and layouts are those of Normalization.cu and .cuh in ATen/native/cuda; as there, 16 bits are
 computed in float32, and statistics of them stay so. PyTorch's own Python (nn/modules/_functions.py) calls them, with
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..scope.in_force import backing
-from .refused import NAMES
+from .cuda_refusals import NAMES
 from .sixteen_bit import HALVES
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _KINDS = (*HALVES, torch.float32, torch.float64)
 
 
 def by_rows(*tensors: Tensor) -> bool:
-    """Whether the kernels for channels last take these (batch_norm_use_channels_last_kernels)."""
+    """Return True if the kernels for channels last take these (batch_norm_use_channels_last_kernels)."""
     return all(
         x.numel() < _LONGEST
         and (
@@ -39,7 +39,7 @@ def by_rows(*tensors: Tensor) -> bool:
 
 
 def scales_in_general(x: Tensor) -> bool:
-    """Whether neither the kernel for channels first nor that for rows scales `x` (batch_norm_choose_impl)."""
+    """Return True if neither the kernel for channels first nor that for rows scales `x` (batch_norm_choose_impl)."""
     of_its_own = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
     return x.numel() >= _LONGEST or not of_its_own
 
@@ -53,7 +53,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _across(numbers: Tensor, x: Tensor) -> Tensor:
-    """One number for each channel, to be used with all of `x`."""
+    """Reshape per-channel numbers to broadcast over `x`."""
     return _wide(numbers).view(-1, *[1] * (x.dim() - 2))
 
 
@@ -65,7 +65,7 @@ def _all_but_channels(x: Tensor) -> list[int]:
 
 
 def statistics(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
-    """Mean and 1 / standard deviation of each channel of this rank's input (shape C)."""
+    """Return mean and 1 / standard deviation of each channel of this rank's input (shape C)."""
     x, eps = args
     _floating("batch_norm_stats_cuda", x.dtype)
     with backing:
@@ -77,7 +77,7 @@ def statistics(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: An
 
 
 def gathered(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
-    """The same for all ranks together, from those of each (ranks by C) and their counts; running statistics move."""
+    """Combine the ranks' statistics (ranks by C) by their counts; update running statistics."""
     x, means, invstds, running_mean, running_var, momentum, eps, counts = args
     dtype = x.dtype if running_mean is None else running_mean.dtype
     _floating("batch_norm_update_stats_cuda", dtype)
@@ -98,7 +98,7 @@ def gathered(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any)
 
 
 def scaled(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
-    """The input with these statistics taken out, times weight plus bias, laid out like the input."""
+    """Return the input normalised by these statistics, times weight plus bias, in the input's layout."""
     x, weight, bias, mean, invstd, _ = args
     _floating("batch_norm_elementwise_cuda", x.dtype)
     if not scales_in_general(x):
@@ -118,7 +118,7 @@ def scaled(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -
 
 
 def sums(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
-    """Of this rank, for each channel: the gradient's sum, that of it times the centred input; weight's and bias's."""
+    """Return per channel the sums of the gradient, and of it times the centred input; two parameter gradients."""
     grad, x, mean, invstd, weight, for_input, for_weight, for_bias = args
     _floating("batch_norm_backward_reduce", grad.dtype)
     rows = by_rows(grad, x)
@@ -141,7 +141,7 @@ def sums(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> 
 
 
 def of_input(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
-    """The input's gradient, from the sums of all ranks and their counts."""
+    """Return the input's gradient, from the sums of all ranks and their counts."""
     grad, x, mean, invstd, weight, sum_dy, sum_dy_xmu, counts = args
     _floating("batch_norm_backward_elemt", grad.dtype)
     rows = by_rows(grad, x)
@@ -157,7 +157,7 @@ def of_input(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any)
         return out.copy_(gradient * _across(invstd if weight is None else invstd * weight, x))
 
 
-# -- what the kernels refuse -----------------------------------------------------------------------------------------
+# -- checks of the kernels -------------------------------------------------------------------------------------------
 
 
 def _floating(kernel: str, dtype: torch.dtype) -> None:
@@ -172,7 +172,7 @@ def _of_parameters(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
 
 
 def _expect(name: str, tensor: Tensor | None, dtype: torch.dtype, rows: bool = False) -> None:
-    """The kernels for rows and the others say it in other words."""
+    """Raise the error in the words of the kernels for rows, or of the others."""
     if tensor is None or tensor.dtype is dtype:
         return
     if rows:

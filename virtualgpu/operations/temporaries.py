@@ -1,4 +1,4 @@
-"""What CUDA's kernels allocate beside their results: workspaces, clones, partial sums, intermediate results.
+"""Temporary memory of CUDA kernels: workspaces, clones, partial sums, intermediate results.
 
 Each rule gives the bytes for one call, whose arguments it is given by place. They are freed when the call returns, so
 that they count for the peak only. Operations that are not listed take nothing of importance.
@@ -63,25 +63,25 @@ def _dims(place: int, kernel: Callable[[Tensor], Kernel]) -> Rule:
 
 
 def _loss(device: Device, args: Any, out: Any) -> list[int]:
-    """Element by element first, then the mean or sum of it."""
+    """Elementwise values first, then their mean or sum."""
     reduction = args[2] if len(args) > 2 else 1
     return [args[0].nbytes, *_flat(device, args[0])] if reduction else []
 
 
 def _binary_cross_entropy(device: Device, args: Any, out: Any) -> list[int]:
-    """The same, but that its result has the memory of the elements, and the mean or sum is made beside it."""
+    """As `_loss`, but the result keeps the memory of the elements, and the mean or sum is separate."""
     reduction = args[3] if len(args) > 3 else 1
     return [args[0].element_size(), *_flat(device, args[0])] if reduction else []
 
 
 def _binary_cross_entropy_with_logits(device: Device, args: Any, out: Any) -> list[int]:
-    """Logarithms of the sigmoid, then the elements, which are the result where nothing reduces them (Loss.cpp)."""
+    """Log-sigmoids, then the elements, which are the result without a reduction (Loss.cpp)."""
     reduction = args[4] if len(args) > 4 else 1
     return [args[0].nbytes] * (2 if reduction else 1) + (_flat(device, args[0]) if reduction else [])
 
 
 def _flat(device: Device, big: Tensor) -> list[int]:
-    """What the sum of as many elements in a row takes."""
+    """Return the scratch memory of a sum over this many contiguous elements."""
     return buffers(
         [big.numel()], [1], [0], big.element_size(), _sum(big), sms=device.spec.sms,
         threads_per_sm=THREADS_PER_SM[device.spec.capability],
@@ -89,22 +89,22 @@ def _flat(device: Device, big: Tensor) -> list[int]:
 
 
 def _copies(*tensors: Tensor, form: torch.memory_format = torch.contiguous_format) -> list[int]:
-    """Of those that do not lie in order, which kernels copy before they begin."""
+    """Bytes of non-contiguous tensors, which kernels copy first."""
     return [t.numel() * t.element_size() for t in tensors if not t.is_contiguous(memory_format=form)]
 
 
 def _in_order(*places: int) -> Rule:
-    """The arguments at these places are made contiguous."""
+    """Copies of the arguments at these positions that are not contiguous."""
     return lambda device, args, out: _copies(*(args[place] for place in places if args[place] is not None))
 
 
 def _in_their_order(*places: int) -> Rule:
-    """The same for images, but they may have channels last, as the first argument suggests."""
+    """As `_in_order` for images, which may have channels last, as the first argument suggests."""
     return lambda device, args, out: _copies(*(args[p] for p in places), form=_form(args[places[-1]]))
 
 
 def _form(*tensors: Tensor) -> torch.memory_format:
-    """Channels last, where one of them lies so (cudnn_conv_suggest_memory_format)."""
+    """Return channels last if one of them is so (cudnn_conv_suggest_memory_format)."""
     form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensors[0].dim())
     if form is not None and any(t.is_contiguous(memory_format=form) and not t.is_contiguous() for t in tensors):
         return form
@@ -112,7 +112,7 @@ def _form(*tensors: Tensor) -> torch.memory_format:
 
 
 def by_cudnn(x: Tensor, weight: Tensor | None) -> bool:
-    """Whether a batch norm is cuDNN's (_select_batch_norm_backend in Normalization.cpp)."""
+    """Return True if cuDNN runs a batch norm (PyTorch 2.15, Normalization.cpp, _select_batch_norm_backend)."""
     float32 = weight is not None and weight.dtype is torch.float32
     kinds = torch.float16, torch.float32
     return torch.backends.cudnn.enabled and float32 and x.dtype in kinds and x.dim() > 2
@@ -140,7 +140,7 @@ def _channels_are_near(x: Tensor) -> bool:
 
 
 def _across_rows(x: Tensor, numbers: int) -> list[int]:
-    """Where blocks share a channel: `numbers` for each block and channel, and their semaphores (Normalization.cuh)."""
+    """If blocks share a channel: `numbers` for each block and channel, and their semaphores (Normalization.cuh)."""
     channels = x.shape[1]
     rows = x.numel() // max(1, channels)
     if not rows:
@@ -153,7 +153,7 @@ def _across_rows(x: Tensor, numbers: int) -> list[int]:
 
 
 def _scaled(device: Device, args: Any, out: Any) -> list[int]:
-    """Where no kernel is made for the layout, a 1 and a 0 stand for a weight and a bias that are not there."""
+    """Without a kernel for the layout, a 1 and a 0 replace a missing weight and bias."""
     x, weight, bias, mean = args[:4]
     return [mean.element_size() for p in (weight, bias) if p is None] if scales_in_general(x) else []
 
@@ -232,8 +232,8 @@ def _of_colours(weight: Tensor, copies: int, x: Tensor, kind: str) -> list[Any]:
 
 
 def lie_well(x: Tensor) -> bool:
-    """Whether an H200 takes these images as they lie for a convolution of single points with stride 1: a product of
-    matrices, whose rows are the images' planes."""
+    """Return True if an H200 needs no copy of these images for a 1 × 1 convolution with stride 1: a matrix product
+    whose rows are the images' planes."""
     pixels = math.prod(x.shape[2:])
     return pixels == 1 or pixels * x.element_size() % 8 == 0
 
@@ -279,7 +279,7 @@ def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:
 
 
 def _embedding(device: Device, args: Any, out: Any) -> list[int]:
-    """Indices are laid out in one row, which copies them where that takes more than a view."""
+    """Indices flattened, which copies them if no view is possible."""
     indices = args[1]
     steps = [(stride, size) for stride, size in zip(indices.stride(), indices.shape, strict=True) if size != 1]
     follow = all(step == inner * size for (step, _), (inner, size) in itertools.pairwise(steps))
@@ -321,12 +321,12 @@ def _product(device: Device, args: Any, out: Any) -> list[int]:
 
 
 def _safe_softmax(device: Device, args: Any, out: Any) -> list[int]:
-    """Where the scores are minus infinity, which rows are so throughout, and the zero that is written there."""
+    """The mask of scores of minus infinity, the rows with only such scores, and the zero that is written there."""
     return [out.numel(), out.numel() // max(1, out.shape[args[1]]), out.element_size()]
 
 
 def take(device: Device, func: Any, args: tuple[Any, ...], out: Any) -> None:
-    """What an operation that is listed takes and gives back; raises torch.OutOfMemoryError where that does not fit.
+    """Allocate and free the temporaries of a listed operation; raises torch.OutOfMemoryError where they do not fit.
 
     A convolution goes on without: PyTorch then tries cuDNN's next plan (Conv_v8.cpp), which may need none.
     """

@@ -1,4 +1,4 @@
-"""What an operation reads and writes, and how long that takes: from the GPU's memory, or from its L2 cache."""
+"""Memory traffic of an operation, and its time from device memory or L2 cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _storage: Any = torch._C.TensorBase.untyped_storage
 
 
 class Cost(NamedTuple):
-    """Of one operation on a GPU: seconds beside a kernel's least time, floating-point operations, kernels, joules."""
+    """Cost of one operation: seconds beyond a kernel's least time, floating-point operations, kernels, joules."""
 
     seconds: float
     flops: float = 0.0
@@ -32,7 +32,7 @@ Rule = Callable[["Device", Any, Args, Any], Cost]
 
 
 def traffic(*items: Any) -> int:
-    """Bytes of all tensors in `items`, and in the lists among them."""
+    """Return the bytes of all tensors in `items`, and in the lists among them."""
     total = 0
     for item in items:
         if isinstance(item, Tensor):
@@ -51,7 +51,7 @@ def _size(tensor: Tensor) -> int:
 
 
 def reading(device: Device, *items: Any) -> float:
-    """Seconds of reading every tensor in `items`, one after the other."""
+    """Return the seconds to read every tensor in `items`, one after the other."""
     seconds = 0.0
     for item in items:
         if isinstance(item, Tensor):
@@ -67,7 +67,7 @@ def reading(device: Device, *items: Any) -> float:
 
 
 def writing(device: Device, *items: Any) -> float:
-    """Seconds of writing every tensor in `items`."""
+    """Return the seconds to write every tensor in `items`."""
     seconds = 0.0
     for item in items:
         if isinstance(item, Tensor):
@@ -83,7 +83,7 @@ def writing(device: Device, *items: Any) -> float:
 
 
 def _touch(device: Device, tensor: Tensor, nbytes: int, writes: bool) -> float:
-    """Seconds of reading or writing a tensor of so many bytes once.
+    """Return the seconds to read or write a tensor of so many bytes once.
 
     A cache keeps what was touched last. So a tensor is still in L2 where it and all that has been touched since are
     smaller than that. What is written stays there until it has to go, and its way to memory is saved where it is
@@ -111,6 +111,6 @@ def _touch(device: Device, tensor: Tensor, nbytes: int, writes: bool) -> float:
 
 
 def writes(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """The results are written, and nothing is read that counts."""
+    """Cost of an operation that writes its results and reads little."""
     seconds = writing(device, out)
     return Cost(seconds, kernels=1 if seconds else 0)

@@ -1,6 +1,6 @@
-"""Numbers that were read where there are no values: ordinary to whoever asks, "unknown" to whoever prints them.
+"""Numbers read from tensors without values: ordinary in arithmetic, shown as "unknown".
 
-What is computed from one with Python's operators is unknown too; C code, such as that of `math`, sees a plain number.
+Results of Python's operators on one are unknown too; C code, such as that of `math`, sees a plain number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OPERATORS = (
 
 
 class _Unknown:
-    """What both kinds have in common."""
+    """Common part of both kinds."""
 
     def __repr__(self) -> str:
         return "unknown"
@@ -49,7 +49,7 @@ def _propagating(kind: type, name: str) -> Any:
 
 
 def unknown(number: Any) -> Any:
-    """`number` as an unknown one; what is no number stays."""
+    """Return `number` as an unknown one; other values unchanged."""
     if type(number) is float:
         return UnknownFloat(number)
     return UnknownInt(number) if type(number) is int else number

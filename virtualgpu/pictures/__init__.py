@@ -1,1 +1,1 @@
-"""How things are shown: the palette, SVG, and what a notebook is given, with or without a kernel."""
+"""Presentation: palette, SVG drawing, and notebook output with or without a kernel."""

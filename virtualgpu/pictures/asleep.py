@@ -1,4 +1,4 @@
-"""A live output whose kernel is gone says so, and what to do: in the page after a restart, and in a reopened notebook.
+"""Mark live widgets whose kernel is gone, in the open page and in a saved notebook.
 
 The page of a running notebook keeps the widget and marks it; a style puts words where ipywidgets has a red icon. A
 saved notebook keeps only the view of a widget, which JupyterLab shows as "Error displaying widget: model not found".
@@ -11,7 +11,7 @@ import html
 from typing import Any
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-OURS = "gpulab"  # a key in the view of our own widgets; those of others are saved as they are
+OURS = "gpulab"  # marks the views of our own widgets; those of others are saved as they are
 WORDS = "This one is asleep: run this cell again."
 
 _CLASS = "gpulab-live"
@@ -27,8 +27,8 @@ _STYLE = f"""<style>
 </style>"""
 
 
-def told(box: Any) -> Any:
-    """The `ipywidgets` box, which from now on says it when its kernel is gone."""
+def mark_without_kernel(box: Any) -> Any:
+    """Make the `ipywidgets` box show a note when its kernel is gone; return the box."""
     import ipywidgets
 
     box.add_class(_CLASS)
@@ -36,9 +36,9 @@ def told(box: Any) -> Any:
     return box
 
 
-def saved(notebook: dict[str, Any]) -> None:
-    """Put the still picture or the text, under WORDS, in the place of the views of our widgets; `notebook` is the
-    content of one as Jupyter saves it, of format 4, and is changed."""
+def replace_widget_views(notebook: dict[str, Any]) -> None:
+    """Replace the views of our widgets by their still picture or text, under WORDS. `notebook` is a notebook's content
+    as Jupyter saves it, of format 4, and is changed in place."""
     for cell in notebook.get("cells", ()):
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
@@ -55,7 +55,7 @@ def _text(lines: str | list[str] | None) -> str:
 
 def _before_saving(model: dict[str, Any], **_: Any) -> None:
     if model["type"] == "notebook":
-        saved(model["content"])
+        replace_widget_views(model["content"])
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""One output that reads everywhere: text, a picture or page, and a live widget in one bundle.
+"""Build one output with text, a still picture or page, and a live widget.
 
 A front end shows the richest form it knows: the widget where a kernel is alive, the SVG or HTML where
 none is (GitHub, an exported page, a saved notebook), the text in a terminal.
@@ -14,14 +14,14 @@ from .asleep import OURS, WIDGET_VIEW
 
 
 def in_notebook() -> bool:
-    """True inside an IPython kernel (JupyterLab, Colab, nbval), False in a script or a terminal."""
+    """Return True inside an IPython kernel (JupyterLab, Colab, nbval), False in a script or a terminal."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 def bundle(text: str, *, svg: str | None = None, html: str | None = None, widget: Any = None) -> dict[str, Any]:
-    """The MIME bundle for `text` and the richer forms that are given; `widget` is an ipywidgets widget."""
+    """Return the MIME bundle of `text` and the richer forms that are given; `widget` is an ipywidgets widget."""
     data: dict[str, Any] = {"text/plain": text}
     if html is not None:
         data["text/html"] = html

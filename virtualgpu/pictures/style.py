@@ -1,4 +1,4 @@
-"""How everything in the course looks: the palette, matplotlib's settings, and the size for a lecture hall.
+"""Visual style of the course: palette, matplotlib settings, scale for a lecture hall.
 
 A picture that is SVG follows the theme of the page that shows it (`svg.both_themes`); a matplotlib figure has its own
 white ground. Nothing is drawn here; `show` puts a finished matplotlib figure on the page with its alt text.
@@ -48,7 +48,7 @@ _scale = 1.0
 
 
 def scale() -> float:
-    """The factor by which `lecture` enlarges figures and simulators; 1 at a desk."""
+    """Return the factor by which `lecture` enlarges figures and simulators; 1 at a desk."""
     return _scale
 
 

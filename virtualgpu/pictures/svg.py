@@ -1,7 +1,7 @@
-"""Drawing helpers: SVG text out of numbers and words.
+"""SVG primitives: text, rectangles, lines and bars from numbers.
 
 Every function returns a piece of SVG; `Picture` joins them into a document. Coordinates are rounded to one
-decimal, so that the same numbers give the same text on every machine. Nothing here knows what is drawn.
+decimal, so that the same numbers give the same text on every machine.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _dark_rules() -> str:
 
 
 def num(value: float) -> str:
-    """`value` with at most one decimal."""
+    """Format `value` with at most one decimal."""
     return f"{round(value, 1) + 0.0:.1f}".removesuffix(".0")
 
 
@@ -101,7 +101,7 @@ def text(
 
 
 def lines(x: float, y: float, words: Iterable[str], *, size: float = BODY, weight: str = "", fill: str = INK) -> str:
-    """Lines of text under one another, the first with its base line at `y`."""
+    """Draw lines of text under one another, the first with its base line at `y`."""
     return "".join(
         text(x, y + i * size * 1.35, line, size=size, weight=weight, fill=fill) for i, line in enumerate(words)
     )
@@ -142,7 +142,7 @@ def shape(points: Iterable[tuple[float, float]], *, fill: str) -> str:
 
 
 def hatch(x: float, y: float, width: float, height: float, *, stroke: str = INK, gap: float = 7) -> str:
-    """Diagonal strokes that fill a rectangle: a second sign beside its colour.
+    """Fill a rectangle with diagonal strokes, so that colour alone need not distinguish it.
 
     They are cut to the rectangle here rather than by a pattern, whose id would clash with that of another
     picture on the same page.
@@ -159,7 +159,7 @@ def hatch(x: float, y: float, width: float, height: float, *, stroke: str = INK,
 
 
 def bar(x: float, y: float, width: float, height: float, *, fill: str, hatched: bool = False, stroke: str = INK) -> str:
-    """A filled rectangle, hatched where a second sign beside the colour is wanted; nothing if it is empty."""
+    """Draw a filled rectangle, hatched where colour alone must not distinguish it; nothing if it is empty."""
     if width <= 0 or height <= 0:
         return ""
     return rect(x, y, width, height, fill=fill, stroke=stroke) + (hatch(x, y, width, height) if hatched else "")
@@ -171,7 +171,7 @@ def key(x: float, y: float, words: str, *, fill: str, hatched: bool = False) -> 
 
 
 def length(words: str, size: float = BODY, *, bold: bool = False) -> float:
-    """About how wide `words` are, on the generous side."""
+    """Estimate the width of `words`, on the generous side."""
     return _ems(words) * size * (BOLD if bold else 1)
 
 
@@ -181,7 +181,7 @@ def _ems(words: str) -> float:
 
 
 def balance(words: str, width: float, size: float = BODY, *, bold: bool = False) -> tuple[str, ...]:
-    """As `wrap`, the lines about equally long: for a title, whose last line would else be a single word."""
+    """Wrap into lines of about equal length: for a title, whose last line would else be a single word."""
     fewest = len(wrap(words, width, size, bold=bold))
     while len(wrap(words, width - size, size, bold=bold)) == fewest > 1:
         width -= size
@@ -189,7 +189,7 @@ def balance(words: str, width: float, size: float = BODY, *, bold: bool = False)
 
 
 def wrap(words: str, width: float, size: float = BODY, *, bold: bool = False) -> tuple[str, ...]:
-    """`words` broken into lines that fit `width`."""
+    """Break `words` into lines that fit `width`."""
     done: list[str] = []
     current = ""
     for word in words.split():

@@ -1,6 +1,7 @@
-"""What a training step will take on a GPU, worked out on shapes: `gpulab.plan`.
+"""`plan`: predict memory and time of a training step on a GPU, from shapes alone.
 
-`planner` answers, `run` runs the step, `ledger` and `holders` say what its memory is for, `where` on which line.
+`planner` answers, `step_run` runs the step, `ledger` and `tensor_roles` break down its memory, `peak_line` finds the
+line of the peak.
 """
 
 from .planner import plan

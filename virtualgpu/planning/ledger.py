@@ -1,7 +1,7 @@
-"""The ledger of a run: every block of GPU memory with its birth and its death, and what was alive at the peak.
+"""Ledger of GPU memory blocks in a step: birth, death, role, and the blocks alive at the peak.
 
-The virtual GPU tells it (`Observer` in virtual/device.py); it keeps no tensor alive and changes nothing. What a block
-was for is known from who held it (`holders` says so) and from when it lived.
+It is an `Observer` of the virtual GPU (scope/device.py), keeps no tensor alive and changes nothing. A block's role
+follows from its holder (`tensor_roles`) and from its lifetime.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Entry:
 class Ledger:
     """All blocks of `device` from now on; `begin` starts the record of a step.
 
-    `at_peak` is called with the phase whenever more is allocated than ever before in the step; what it returned last
-    is in `seen`.
+    `at_peak` is called with the phase whenever a step reaches a new peak; its last result is in `seen`.
     """
 
     def __init__(self, device: Device, at_peak: Callable[[Phase], Any] | None = None) -> None:
@@ -56,18 +55,18 @@ class Ledger:
         self._at_peak = at_peak
         self._alive: dict[Block, Entry] = {}
         self.total = self.highest = 0  # bytes allocated now, and at most since the ledger was opened
-        self.in_use = 0  # the most that the driver showed since then: the context and what is reserved
+        self.in_use = 0  # the most that the driver showed since then: context and reserved memory
         self.optimizing = False
         self.begin()
         device.observer = self
 
     def adopt(self, block: Block, entry: Entry) -> None:
-        """A block that was there before the ledger was opened."""
+        """Add a block that existed before the ledger was opened."""
         self._alive[block] = entry
         self.total += entry.size
 
     def begin(self) -> None:
-        """A step begins: its events and its peak are counted from here."""
+        """Begin a step: its events and its peak are counted from here."""
         self.settle()
         self._entries = list(self._alive.values())
         for entry in self._entries:
@@ -79,19 +78,19 @@ class Ledger:
         self.optimizing = self._in_backward = False
 
     def settle(self) -> None:
-        """Hear of everything that has died."""
+        """Process all blocks that have died."""
         with self._device.lock:
             self._device.drain()
 
     def hold(self, role: Role, tensors: Iterable[Any]) -> None:
-        """The memory of these tensors has this role, from its first moment to its last; weights stay weights."""
+        """Give the memory of these tensors this role, for its whole lifetime; weights stay weights."""
         for block in _blocks(tensors):
             entry = self._alive.get(block)
             if entry is not None and entry.role != "weights":
                 entry.role = role
 
     def at_the_peak(self) -> dict[Role, int]:
-        """The bytes of each role at the peak of the step; their sum is `peak`."""
+        """Return the bytes of each role at the peak of the step; their sum is `peak`."""
         for label in (*self._device.workspaces.values(), self._device.dropout_state):
             if label is not None and label.block in self._alive:
                 self._alive[label.block].role = "workspaces"
@@ -103,7 +102,7 @@ class Ledger:
 
     @property
     def traffic(self) -> int:
-        """All that the step has allocated, in bytes."""
+        """All bytes that the step has allocated."""
         return sum(entry.size for entry in self._entries if entry.born > _BEFORE)
 
     def _role(self, entry: Entry) -> Role:
@@ -112,14 +111,14 @@ class Ledger:
         if entry.born == _BEFORE or entry.from_nothing:
             return "data"
         if entry.phase in ("forward", "no_grad"):
-            # What is alive when a backward pass begins is kept for it, by autograd or by a variable of the step.
+            # A block alive when a backward pass begins is kept for it, by autograd or by a variable of the step.
             starts = self._starts_of_backward
             following = bisect_right(starts, entry.born)
             if following < len(starts) and starts[following] < entry.died:
                 return "activations"
         return "temporaries"
 
-    # -- what the device tells ---------------------------------------------------------------------------------------
+    # -- called by the device ----------------------------------------------------------------------------------------
 
     def allocated(self, block: Block) -> None:
         self._events += 1
@@ -166,9 +165,9 @@ class Ledger:
 
 
 def _from_nothing() -> bool:
-    """Whether the block that is being allocated is for a tensor that no other tensor of the GPU went into.
+    """Return True if the current allocation is for a tensor made without any other tensor of the GPU.
 
-    Such are copies from the host, and what `torch.rand(…, device="cuda")` and its like make.
+    These are copies from the host, and results of `torch.rand(…, device="cuda")` and its like.
     """
     frame: FrameType | None = sys._getframe(2)
     for _ in range(6):  # allocate, put, place (once or twice), create
@@ -181,7 +180,7 @@ def _from_nothing() -> bool:
 
 
 def _blocks(tensors: Iterable[Any]) -> Iterator[Block]:
-    """The blocks behind tensors, in lists too; what is no tensor, or on no GPU, has none."""
+    """Yield the blocks of tensors, also within lists; other objects, and tensors on no GPU, have none."""
     for tensor in tensors:
         if isinstance(tensor, (list, tuple)):
             yield from _blocks(tensor)

@@ -1,7 +1,7 @@
-"""The picture of a plan: one bar of what is in use, against the GPU's memory, and a key with the numbers.
+"""Draw a plan: one bar of memory in use against the GPU's capacity, with a numbered legend.
 
-Every part has a number in the bar where there is room, the same number in the key, and every second one is hatched:
-no colour is needed to read it.
+Every part has a number in the bar where there is room, the same number in the legend, and every second one is
+hatched: the picture reads without colours.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..pictures import style
 from ..pictures.svg import BODY, MARGIN, SMALL, Picture, bar, line, rect, text
-from ..readings.counters import MIB
+from ..units import MIB, in_mib
 
 if TYPE_CHECKING:
     from .result import Plan
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 _WIDTH, _BAR, _TOP = 760.0, 44.0, 26.0
 _ROW = 22.0
 _COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.SKY, style.YELLOW, style.VERMILLION, style.PURPLE)
-_BESIDE = (style.RULE, style.MUTED)  # what is no category
+_BESIDE = (style.RULE, style.MUTED)  # for the rows after the categories
 
 
-def draw(plan: Plan) -> Picture:
-    """The parts of what is in use from left to right, and a line where the GPU's memory ends."""
+def draw_plan(plan: Plan) -> Picture:
+    """Draw the parts of the memory in use from left to right, and a line where the GPU's memory ends."""
     rows = plan.rows()
     colours = [*_COLOURS, *[style.INK] * (len(rows) - len(_COLOURS) - len(_BESIDE)), *_BESIDE]
     coloured = [*zip(rows, colours, strict=True), (("free", plan.free), style.PAPER)][: None if plan.free > 0 else -1]
@@ -47,13 +47,13 @@ def draw(plan: Plan) -> Picture:
         body.append(bar(x, y - 14, 20, 18, fill=colour, hatched=_hatched(index + 1)))
         body.append(_number(x + 10, y, index + 1, colour))
         body.append(text(x + 30, y, name, size=BODY))
-        body.append(text(x + 310, y, f"{nbytes / MIB:,.1f} MiB", size=BODY, anchor="end"))
+        body.append(text(x + 310, y, f"{in_mib(nbytes)} MiB", size=BODY, anchor="end"))
     height = _TOP + _BAR + 36 + half * _ROW
     return Picture(_WIDTH, height, plan.finding, plan.describe(), tuple(body), head_lines=1)
 
 
 def _hatched(number: int) -> bool:
-    return number % 2 == 0 and number < 10  # what is free is empty
+    return number % 2 == 0 and number < 10
 
 
 def _number(x: float, y: float, number: int, colour: str) -> str:

@@ -1,6 +1,6 @@
-"""`gpulab.plan()`: what a training step will take on a GPU, in memory and time, before there is one.
+"""`gpulab.plan()`: predict memory and time of a training step on a GPU that need not exist.
 
-The step runs on shapes alone, on a virtual GPU of the kind that is asked for; nothing is computed and nothing crashes.
+The step runs in shapes-only mode on a virtual GPU of that kind: nothing is computed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..choice import DEFAULT, choose
 from ..gpus.specs import SPECS, Spec
-from ..readings.curve import mib
 from ..scope import in_force
-from .largest import Largest, Trial, search
+from ..units import mib
+from .largest_batch import Largest, Trial, search
 from .result import Plan
 
 if TYPE_CHECKING:
-    from .run import Measured, Ranks
+    from .step_run import Measured, Ranks
 
 _ROOMY = 1 << 50  # bytes: a GPU on which everything fits
 _MORE = 1.01  # a higher peak before the steady steps is worth a note from here on
@@ -75,17 +75,19 @@ def plan(
         raise TypeError(f"batch must be a whole number such as 32, not {batch!r} ({type(batch).__name__})")
     if batch < 1:
         raise ValueError(f"batch must be 1 or more, not {batch}")
-    from . import holders
-    from .run import Ranks
+    from . import tensor_roles
+    from .step_run import Ranks
 
-    with holders.others_left_alone():  # all of it is looked through once, and not for each batch that is tried
+    with (
+        tensor_roles.existing_objects_protected()
+    ):  # all of it is looked through once, and not for each batch that is tried
         return _plan(build, batch, _spec(gpu), Ranks(ranks, link, nodes, adapters), where=where, largest=largest)
 
 
 def _plan(build: Any, batch: int, spec: Spec, others: Ranks, *, where: bool, largest: bool) -> Plan:
-    told: set[str] = set()
-    fits, measured = _measure(build, batch, spec, where=where, told=told, ranks=others)
-    found = _largest(build, batch, spec, fits, measured, told, others) if largest else Largest(None, {})
+    warned: set[str] = set()
+    fits, measured = _measure(build, batch, spec, where=where, warned=warned, ranks=others)
+    found = _largest(build, batch, spec, fits, measured, warned, others) if largest else Largest(None, {})
     alone_ms, ddp_alone_ms, why = _alone(build, batch, spec, others)
     notes = (*_notes(measured, fits), *([found.note] if found.note else []), *([why] if why else []))
     seconds = measured.time.seconds
@@ -126,40 +128,43 @@ def _spec(gpu: str | None) -> Spec:
 
 
 def _of_this_machine() -> Spec | None:
-    """The kind of the real GPU that is current, if it is a known one."""
+    """Return the spec of the current real GPU, if it is a known one."""
     import torch
 
     product = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return next((spec for spec in SPECS.values() if spec.product == product), None)
 
 
-def _measure(build: Any, batch: int, spec: Spec, *, where: bool, told: set[str], ranks: Ranks) -> tuple[bool, Measured]:
-    """Whether it fits, and what it takes: on this GPU if it does, else on a larger one of its kind."""
+def _measure(
+    build: Any, batch: int, spec: Spec, *, where: bool, warned: set[str], ranks: Ranks
+) -> tuple[bool, Measured]:
+    """Return True and the measurements if it fits on this GPU, else False and those on a larger one of its kind."""
     import torch
 
-    from .run import run
+    from .step_run import measure_step
 
     try:
-        return True, run(build, batch, spec, where=where, told=told, ranks=ranks)
+        return True, measure_step(build, batch, spec, where=where, warned=warned, ranks=ranks)
     except torch.OutOfMemoryError:
         pass
     roomy = dataclasses.replace(spec, memory_bytes=_ROOMY)
-    return False, run(build, batch, roomy, where=where, told=told, ranks=ranks)
+    return False, measure_step(build, batch, roomy, where=where, warned=warned, ranks=ranks)
 
 
 def _alone(build: Any, batch: int, spec: Spec, ranks: Any) -> tuple[float | None, float | None, str]:
-    """The step on one GPU in ms, without DistributedDataParallel and with it, or why it cannot be told; nothing where
-    there are no other ranks."""
+    """Return the step's ms on one GPU, without DistributedDataParallel and with it, and why they are unknown if so;
+    nothing where there are no other ranks."""
     import torch
 
-    from .run import Ranks, run
+    from .step_run import Ranks, measure_step
 
     if ranks.ranks is None or ranks.ranks == 1:
         return None, None, ""
     one = Ranks(1, ranks.link)
     try:
-        plain = run(build, batch, spec, where=False, told=set(), ranks=one, skips_ddp=True)
-        with_ddp = run(build, batch, spec, where=False, told=set(), ranks=one) if plain.skipped_ddp else plain
+        with_ddp = plain = measure_step(build, batch, spec, where=False, warned=set(), ranks=one, skips_ddp=True)
+        if plain.skipped_ddp:
+            with_ddp = measure_step(build, batch, spec, where=False, warned=set(), ranks=one)
     except torch.OutOfMemoryError:
         return None, None, "no scaling: one rank alone has no room for it"
     except Exception as error:
@@ -169,14 +174,14 @@ def _alone(build: Any, batch: int, spec: Spec, ranks: Any) -> tuple[float | None
 
 
 def _fits(measured: Measured, spec: Spec) -> bool | None:
-    """Whether the same blocks have room on another GPU; between allocated and reserved, nobody knows without a run."""
+    """Return True if the same blocks fit on another GPU; None between allocated and reserved: only a run shows."""
     if measured.in_use <= spec.memory_bytes:
         return True
     return False if measured.highest + measured.context > spec.memory_bytes else None
 
 
 def _notes(measured: Measured, fits: bool) -> list[str]:
-    """What the reader must know besides the numbers."""
+    """Return the remarks that the reader needs besides the numbers."""
     if not measured.highest:
         return ['nothing is on the GPU: build and step must use the device "cuda"']
     notes = []
@@ -198,20 +203,20 @@ def _notes(measured: Measured, fits: bool) -> list[str]:
 
 
 def _largest(
-    build: Any, batch: int, spec: Spec, fits: bool, measured: Measured, told: set[str], ranks: Ranks
+    build: Any, batch: int, spec: Spec, fits: bool, measured: Measured, warned: set[str], ranks: Ranks
 ) -> Largest:
-    """The largest batch that fits on this GPU."""
+    """Search for the largest batch that fits on this GPU."""
     import torch
 
-    from .host import HostMemory
-    from .run import run
+    from .host_limit import HostMemory
+    from .step_run import measure_step
 
     host = HostMemory()
 
     def trial(batch: int) -> Trial:
         host.check(batch)
         try:
-            found = run(build, batch, spec, where=False, told=told, ranks=ranks)
+            found = measure_step(build, batch, spec, where=False, warned=warned, ranks=ranks)
         except torch.OutOfMemoryError:
             return Trial(False)
         finally:

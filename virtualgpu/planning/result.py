@@ -1,6 +1,6 @@
-"""What a plan says: a frozen dataclass that reads as a table and shows itself with a picture.
+"""`Plan`, the result of `gpulab.plan()`: a frozen dataclass with text table and picture.
 
-Numbers in, words out: it plans nothing and knows no torch.
+It only formats numbers; no torch.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..pictures import display
-from ..readings.counters import MIB
+from ..units import in_mib
 
 if TYPE_CHECKING:
-    from .where import Where
+    from .peak_line import Where
 
-# attribute -> how it is called in tables and pictures
+# attribute -> name in tables and pictures
 CATEGORIES: Mapping[str, str] = {
     "weights": "weights",
     "gradients": "gradients",
@@ -38,33 +38,33 @@ class Plan:
     At the moment of the step when most is allocated, in bytes; together they are `peak_allocated`:
 
     - `weights`: parameters and buffers of all modules, and other tensors with `requires_grad`; tied ones once
-    - `gradients`: what is in `.grad` of these, or comes to be
-    - `optimizer_state`: what the optimizers keep
-    - `activations`: what the forward pass has left for a backward pass, kept by autograd or by variables of the step
+    - `gradients`: tensors that are, or become, the `.grad` of these
+    - `optimizer_state`: tensors in the state of the optimizers
+    - `activations`: tensors of the forward pass kept for a backward pass, by autograd or by variables of the step
       (the outputs, the loss); copies of weights that autocast makes, too
-    - `data`: what the step copies to the GPU or makes there from nothing (the batch, masks), and what else was there
-      when the step began
+    - `data`: tensors that the step copies to the GPU or creates there (the batch, masks), and others that existed when
+      the step began
     - `temporaries`: results on their way, such as the gradients of activations or an optimizer's intermediate results
-    - `workspaces`: what kernels take beside their results (cuBLAS, cuDNN, reductions)
-    - `communication`: with several ranks, what is sent and received and is none of the above: buckets of
+    - `workspaces`: temporary memory of kernels (cuBLAS, cuDNN, reductions)
+    - `communication`: with several ranks, memory that is sent and received and is none of the above: buckets of
       DistributedDataParallel, gathered parts of parameters, gradients that are being reduced
 
     `peak_reserved` is the most that PyTorch's allocator has held since build began, `context` the CUDA context outside
-    of it (an assumption), `total` both: what `nvidia-smi` would show. `memory` is the GPU's, and `free` what is left of
-    it, below 0 where that much is missing. `fits`: whether build and the steps run on this GPU without an error, its
-    allocator giving back what it can. Where they do not, the other numbers are those of a larger GPU of the same kind.
+    of it (an assumption), `total` both, as `nvidia-smi` would show. `memory` is the GPU's, `free` the rest of it, below
+    0 where that much is missing. `fits` is True if build and the steps run on this GPU without an error, its allocator
+    releasing cached memory. Otherwise the numbers are those of a larger GPU of the same kind.
 
-    `step_ms` is how long a step takes among others, by the clock of the GPU: what the host does between its launches
-    (reading data, say) is not in it. `gpu_busy` is the part of it, 0 to 1, in which kernels run, those of collectives
-    too. `fits_on` says of each known GPU whether this step, with the memory it takes here, would fit there: True,
-    False, or None where only a plan for that GPU can tell. `where` is there if it was asked for, and so is
-    `largest_batch`: None if it was not, or could not be found, as `notes` then say.
+    `step_ms` is the time of a steady step by the GPU's clock, without the host's work between its launches (reading
+    data, say). `gpu_busy` is the part of it, 0 to 1, in which kernels run, collectives included. `fits_on` maps each
+    known GPU to True if this step, with the memory it takes here, would fit there, False if not, None where only a plan
+    for that GPU can tell. `where` and `largest_batch` are None unless they were requested; `notes` say if the largest
+    batch could not be found.
 
-    With several `ranks`, `joined` as it says, `batch` and all else is one rank's. Of a step, collectives run for
+    With several `ranks` on the topology `joined`, `batch` and all else is one rank's. Of a step, collectives run for
     `communication_ms`, in `exposed_ms` of them no kernel runs beside them, and `sent` bytes go through them. One GPU
     takes `alone_ms` for the same build where DistributedDataParallel does nothing, as in a script without it, and
-    `ddp_alone_ms` with its buckets and copies: None where it does not run on one, as `notes` then say. What shards a
-    module (FSDP) does in both what it does on one rank.
+    `ddp_alone_ms` with its buckets and copies: None where it does not run on one, as `notes` then say. Sharding (FSDP)
+    stays active in both, with one rank.
     """
 
     gpu: str
@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def scaling(self) -> float | None:
-        """How much more the ranks do in the same time than one GPU, each with `batch`; None where that is not known.
+        """Throughput of all ranks over that of one GPU, each with `batch`; None where that is not known.
 
         `ranks` would be perfect (weak scaling); the one GPU runs the same build without DistributedDataParallel.
         """
@@ -130,10 +130,10 @@ class Plan:
 
     @property
     def finding(self) -> str:
-        """The plan in one sentence."""
+        """State in one sentence whether the batch fits."""
         if self.fits:
-            return f"Batch {self.batch:,} fits on {self._a_gpu}, with {_mib(self.free)} MiB to spare"
-        return f"Batch {self.batch:,} does not fit on {self._a_gpu}: {_mib(-self.free)} MiB are missing"
+            return f"Batch {self.batch:,} fits on {self._a_gpu}, with {in_mib(self.free)} MiB to spare"
+        return f"Batch {self.batch:,} does not fit on {self._a_gpu}: {in_mib(-self.free)} MiB are missing"
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -141,26 +141,26 @@ class Plan:
     def __repr__(self) -> str:
         fits = "fits" if self.fits else "does not fit"
         return (
-            f"<Plan for batch {self.batch} on {self._a_gpu}: {fits}, {_mib(self.total)} of {_mib(self.memory)} MiB, "
-            f"{self.step_ms:,.1f} ms a step, virtual>"
+            f"<Plan for batch {self.batch} on {self._a_gpu}: {fits}, {in_mib(self.total)} of "
+            f"{in_mib(self.memory)} MiB, {self.step_ms:,.1f} ms a step, virtual>"
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return display.bundle(str(self), svg=self._svg())
 
     def show(self) -> None:
-        """Show it as a notebook shows a result: text and picture; in a terminal the text."""
+        """Show text and picture in a notebook, the text in a terminal."""
         display.show(str(self), svg=self._svg())
 
     def _svg(self) -> str:
         from ..pictures.style import scale
-        from .picture import draw
+        from .picture import draw_plan
 
         note = "Virtual. At the moment of the step when most is allocated; what is reserved, at any time."
-        return draw(self).text(note=note, scale=scale())
+        return draw_plan(self).text(note=note, scale=scale())
 
     def rows(self) -> list[tuple[str, int]]:
-        """Name and bytes: the categories, then what of the GPU's memory stands beside them."""
+        """Return name and bytes: the categories, then unallocated reserve and context."""
         return [
             *((CATEGORIES[name], nbytes) for name, nbytes in self.categories.items() if self._shown(name)),
             ("reserved, not allocated", self.peak_reserved - self.peak_allocated),
@@ -171,9 +171,9 @@ class Plan:
         return category != "communication" or self.ranks > 1 or self.communication > 0
 
     def describe(self) -> str:
-        """All of it in sentences, for whoever cannot see the picture."""
-        parts = ", ".join(f"{name} {_mib(nbytes)}" for name, nbytes in self.rows())
-        return f"{self.finding}. MiB, virtual: {parts}; together {_mib(self.total)} of {_mib(self.memory)}."
+        """Describe the plan in sentences, as alternative text of the picture."""
+        parts = ", ".join(f"{name} {in_mib(nbytes)}" for name, nbytes in self.rows())
+        return f"{self.finding}. MiB, virtual: {parts}; together {in_mib(self.total)} of {in_mib(self.memory)}."
 
     def _lines(self) -> Iterator[str]:
         yield self.finding + " (all numbers virtual)."
@@ -181,12 +181,12 @@ class Plan:
         yield f"{'at the peak of a step':<34}{'MiB':>12}"
         *inside, reserve, context = self.rows()
         for name, nbytes in inside:
-            yield f"  {name:<32}{_mib(nbytes):>12}"
-        yield f"{'allocated':<34}{_mib(self.peak_allocated):>12}"
+            yield f"  {name:<32}{in_mib(nbytes):>12}"
+        yield f"{'allocated':<34}{in_mib(self.peak_allocated):>12}"
         for name, nbytes in (reserve, context):
-            yield f"  {name:<32}{_mib(nbytes):>12}"
-        yield f"{'in use':<34}{_mib(self.total):>12}"
-        yield f"{f'of the {self.gpu}' + chr(39) + 's memory':<34}{_mib(self.memory):>12}"
+            yield f"  {name:<32}{in_mib(nbytes):>12}"
+        yield f"{'in use':<34}{in_mib(self.total):>12}"
+        yield f"{f'of the {self.gpu}' + chr(39) + 's memory':<34}{in_mib(self.memory):>12}"
         yield ""
         yield (
             f"step         {self.step_ms:,.1f} ms, kernels running {self.gpu_busy:.0%} of it, "
@@ -196,7 +196,7 @@ class Plan:
             yield f"ranks        {self.ranks}: {self.joined}"
             yield (
                 f"between them {self.communication_ms:,.2f} ms of a step, {self.exposed_ms:,.2f} ms of it exposed; "
-                f"{_mib(self.sent)} MiB go through collectives"
+                f"{in_mib(self.sent)} MiB go through collectives"
             )
             if self.scaling is not None:
                 with_ddp = "" if self.ddp_alone_ms == self.alone_ms else f", {self.ddp_alone_ms:,.1f} ms with DDP"
@@ -214,7 +214,3 @@ class Plan:
             yield f"largest      {found} ({len(self.tried)} tried)"
         for note in self.notes:
             yield textwrap.fill(note, 100, initial_indent=f"{'note':<13}", subsequent_indent=" " * 13)
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / MIB:,.1f}"

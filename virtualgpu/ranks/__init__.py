@@ -1,1 +1,1 @@
-"""Ranks: what a process group does on virtual GPUs, with real ranks or imagined ones, in values, memory and time."""
+"""Process groups on virtual GPUs, with real or imagined ranks: values, memory and time."""

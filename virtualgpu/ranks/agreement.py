@@ -1,7 +1,7 @@
-"""What the ranks of DistributedDataParallel tell each other in small whole numbers, with its time and its memory.
+"""Metadata that DistributedDataParallel exchanges between ranks, with its time and memory.
 
-PyTorch sends them as tensors of the GPU; here these take their time, and the numbers themselves go as tensors of the
-host, which have values in shapes-only mode too.
+PyTorch sends it as GPU tensors. Here GPU tensors account for the time, and CPU tensors, which have values in
+shapes-only mode too, carry the numbers.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def on_host(numbers: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.tensor(numbers, dtype=dtype, device="cpu")
 
 
-def sent(numbers: list[int], group: Any, device: torch.device) -> list[int]:
-    """Rank 0's `numbers`, as many as these: a copy to the GPU, a broadcast, and back (sync_bucket_indices)."""
+def broadcast_numbers(numbers: list[int], group: Any, device: torch.device) -> list[int]:
+    """Return rank 0's `numbers`, as many as these: copied to the GPU, broadcast, copied back (sync_bucket_indices)."""
     host = on_host(numbers, torch.int32)
     there = torch.empty(len(numbers), dtype=torch.int32, device=device)
     there.copy_(host, non_blocking=True)
     group.broadcast([there]).wait()
-    back(there, host)
+    charge_copy_to_host(there, host)
     group.broadcast([host]).wait()
     return [int(number) for number in host.tolist()]
 
 
-def back(tensor: Tensor, host: Tensor) -> None:
-    """A copy to the host, whose numbers are known there without it."""
+def charge_copy_to_host(tensor: Tensor, host: Tensor) -> None:
+    """Charge a copy to the host, which knows the numbers already."""
     device = device_of(tensor)
     assert device is not None
     clock = device.timer.clock
@@ -46,7 +46,7 @@ def back(tensor: Tensor, host: Tensor) -> None:
 
 
 class UsedMap:
-    """Which parameters some rank has used: flags on the host, and a tensor on the GPU that is reduced."""
+    """Flags of the parameters that some rank has used: on the host, and as a tensor on the GPU that is reduced."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.flags = [0] * count
@@ -56,7 +56,7 @@ class UsedMap:
         self._numbers: tuple[Tensor, Any] | None = None
 
     def reduce(self, group: Any) -> None:
-        """Begin the all-reduce, after a copy from pinned memory that the host does not wait for."""
+        """Begin the all-reduce, after an asynchronous copy from pinned memory."""
         host = on_host(self.flags, torch.int32)
         setattr(storage_of(host), PINNED, True)
         self.there.copy_(host, non_blocking=True)
@@ -69,11 +69,11 @@ class UsedMap:
             self._numbers[1].wait()
 
     def fetch(self) -> None:
-        """What all ranks together have used is known on the host."""
+        """Copy the reduced flags to the host."""
         self.wait()
         assert self._numbers is not None
         host = self._numbers[0]
-        back(self.there, host)
+        charge_copy_to_host(self.there, host)
         self.flags, self.reduced = [int(number) for number in host.tolist()], True
 
     def clear(self) -> None:
@@ -82,7 +82,7 @@ class UsedMap:
 
 
 def on_one_gpu(parameters: list[Tensor]) -> Device:
-    """The GPU of all parameters; NotMirrored where they are on several."""
+    """Return the GPU of all parameters; raises NotMirrored where they are on several."""
     devices = {device_of(parameter) for parameter in parameters}
     device = devices.pop()
     if devices or device is None:
@@ -91,10 +91,10 @@ def on_one_gpu(parameters: list[Tensor]) -> Device:
 
 
 def verify_parameters(group: Any, parameters: list[Tensor]) -> None:
-    """RuntimeError where a rank's parameters differ from rank 0's in number or shape.
+    """Raise RuntimeError where a rank's parameters differ from rank 0's in number or shape.
 
     The number is gathered, and read from the GPU for each rank; sizes and strides come from rank 0
-    (verify_params_across_processes in torch/csrc/distributed/c10d/reducer.cpp).
+    (PyTorch 2.15, torch/csrc/distributed/c10d/reducer.cpp, verify_params_across_processes).
     """
     where = parameters[0].device
     device = on_one_gpu(parameters)
@@ -114,7 +114,7 @@ def verify_parameters(group: Any, parameters: list[Tensor]) -> None:
     host = on_host(shapes)
     there = host.to(where)
     group.broadcast([there]).wait()
-    back(there, host)
+    charge_copy_to_host(there, host)
     group.broadcast([host]).wait()
     numbers = iter(host.tolist())
     for place, p in enumerate(parameters):

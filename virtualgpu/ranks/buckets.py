@@ -1,6 +1,6 @@
-"""The buckets of DistributedDataParallel: flat tensors on the GPU that its gradients are copied into, or are views of.
+"""Gradient buckets of DistributedDataParallel: flat GPU tensors that gradients are copied into or view.
 
-What PyTorch's C++ has in `Reducer::Bucket` and `GradBucket` (torch/csrc/distributed/c10d/reducer.hpp, comm.hpp).
+They mirror `Reducer::Bucket` and `GradBucket` (PyTorch 2.15, torch/csrc/distributed/c10d/reducer.hpp, comm.hpp).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..scope.ownership import dense
+from ..scope.ownership import is_dense
 from ..scope.refusals import NotMirrored
 
 Tensor = torch.Tensor
@@ -24,15 +24,15 @@ class Bucket:
     indices: list[int]
     parameters: list[Tensor]
     gradients: Tensor
-    views: list[Tensor] = field(default_factory=list)  # of `gradients`, one for each parameter, laid out like it
-    results: list[Tensor] = field(default_factory=list)  # the same of what the reduction gave
+    views: list[Tensor] = field(default_factory=list)  # of `gradients`, one per parameter, in its layout
+    results: list[Tensor] = field(default_factory=list)  # the same views of the reduction's result
     pending: int = 0
     future: Any = None  # a collective's work or a comm hook's future; None where the bucket is skipped
     deferred: list[int] = field(default_factory=list)  # places of gradients that are copied together
 
     @classmethod
     def of(cls, indices: list[int], parameters: list[Tensor]) -> Bucket:
-        """A bucket for the parameters with these indices, allocated where they are."""
+        """Allocate a bucket for the parameters with these indices, on their GPU."""
         mine = [parameters[index] for index in indices]
         if any(parameter.is_complex() for parameter in mine):
             raise NotMirrored("DistributedDataParallel with complex parameters is not mirrored in shapes-only mode")
@@ -47,17 +47,17 @@ class Bucket:
         return [0, *accumulate(parameter.numel() for parameter in self.parameters)][:-1]
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
-        """The part of each parameter in `flat`, in its own layout where that is dense."""
+        """Return the part of each parameter in `flat`, in its own layout where that is dense."""
         return [
             flat.as_strided(p.shape, p.stride(), flat.storage_offset() + offset)
-            if dense(p)
+            if is_dense(p)
             else flat.narrow(0, offset, p.numel()).view(p.shape)
             for p, offset in zip(self.parameters, self.offsets, strict=True)
         ]
 
 
 class GradBucket:
-    """What a comm hook is given, as `torch.distributed.GradBucket`."""
+    """The argument of a comm hook, as `torch.distributed.GradBucket`."""
 
     def __init__(self, bucket: Bucket, index: int, count: int, buffer: Tensor | None = None) -> None:
         self._bucket, self._index, self._last = bucket, index, index == count - 1
@@ -85,12 +85,12 @@ class GradBucket:
 
 
 def clone_like(view: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient with the values of `view`, laid out like its parameter (clone_obey_contract)."""
-    if not dense(parameter):
+    """Return a gradient with the values of `view`, in the layout of its parameter (clone_obey_contract)."""
+    if not is_dense(parameter):
         return view.clone(memory_format=torch.contiguous_format)
     return view.new_empty_strided(parameter.shape, parameter.stride()).copy_(view)
 
 
 def aliases(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors share a storage."""
+    """Return True if two tensors share a storage."""
     return bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A collective as a process group is asked for it, and what of its tensors NCCL would take."""
+"""A collective as the process group receives it, with NCCL's checks of its tensors."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ import torch
 
 from ..operations.results import place
 from ..scope.labels import device_of
-from .waiting import Wait
+from .rank_waits import Wait
 
 if TYPE_CHECKING:
     from ..scope.device import Device
 
 Tensor = torch.Tensor
 _T = TypeVar("_T", covariant=True)
-_NAMED = 8  # ranks of a group that a text names one by one
+_NAMED = 8  # at most so many ranks of a group are listed in a text
 
 
 @dataclass(frozen=True)
 class Awaited(Generic[_T]):
-    """What comes from other ranks: `take` waits for it, `there` says whether it has come."""
+    """Data from other ranks: `take` waits for it, `there` returns True once it has come."""
 
     take: Callable[[], _T]
     there: Callable[[], bool] = lambda: True
 
 
 class Carrier(Protocol):
-    """Who brings the values, and what the ranks agree on."""
+    """Transports values between the ranks, and agrees on their times."""
 
     def begin(self, call: Call, ready: float | None) -> tuple[Awaited[None], Awaited[float]]:
-        """Send what `call` sends, and when this rank's GPU is `ready` for it, if that matters.
+        """Send the inputs of `call`, and the time at which this rank's GPU is `ready`, if it is a GPU's.
 
-        What is returned: after the first has been taken the outputs have their values, where there are any; the second
-        knows when all ranks are ready.
+        Returns two awaitables: after the first is taken, the outputs have their values, if any; the second gives the
+        time at which all ranks are ready.
         """
 
 
 @dataclass
 class Call:
-    """A collective: `kind` and `nbytes` as `clock.collectives` takes them, `ranks` the global ones that take part.
+    """A collective: `kind` and `nbytes` as in `clock.collectives`, `ranks` the participants' global ranks.
 
-    `outputs` and `inputs` are what goes to and comes from each rank of the group in turn, or one tensor where all have
-    the same. `root`: the rank within the group that has or gets all; `peer` that of a message. `number` counts the
+    `outputs` and `inputs` are the tensors for and from each rank of the group in turn, or one tensor where all have the
+    same. `root`: the rank within the group that has or gets all; `peer` that of a message. `number` counts the
     group's collectives of the GPU from 1; it is 0 for others.
     """
 
@@ -55,7 +55,7 @@ class Call:
     inputs: list[Tensor]
     nbytes: int
     ranks: tuple[int, ...]
-    op: tuple[str, float] = ("SUM", 1.0)  # a reduction's name, and what PREMUL_SUM multiplies by before
+    op: tuple[str, float] = ("SUM", 1.0)  # a reduction's name, and the factor of PREMUL_SUM
     root: int = 0
     peer: int = 0
     tag: int = 0
@@ -67,17 +67,17 @@ class Call:
 
     @property
     def lane(self) -> str:
-        """What runs in turn: all collectives, all that is sent, all that is received."""
+        """The queue on the GPU in which calls run in turn: collectives, sends, or receives."""
         return self.kind if self.kind in ("send", "recv") else ""
 
     @property
     def queue(self) -> tuple[str, int]:
-        """What the ranks agree on in turn: the messages of a pair do not wait for other ranks."""
+        """The queue in which ranks agree in turn: the messages of a pair do not wait for other ranks."""
         return (self.lane, self.peer if self.lane else 0)
 
     @cached_property
     def wait(self) -> Wait:
-        """The wait for it, in words that are the same on all ranks; of a message, on both."""
+        """The description of the wait for it, the same on all ranks that take part."""
         if self.lane:
             return Wait(
                 f"a message of {self.nbytes:,} bytes from rank {self.ranks[0]} to rank {self.ranks[1]}", self.ranks
@@ -97,8 +97,8 @@ def is_asynchronous(opts: Any) -> bool:
     return bool(getattr(opts, "asyncOp", True))
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """The tensor as numbers that can be sent: complex ones are pairs."""
+def as_real(tensor: Tensor) -> Tensor:
+    """Return the tensor as real numbers: complex ones become pairs."""
     if tensor.layout is not torch.strided:
         raise ValueError("Tensors must be CUDA and dense")
     tensor = tensor.detach()
@@ -106,7 +106,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def device_among(tensors: Sequence[Tensor]) -> Device | None:
-    """The virtual GPU of the tensors; None for those of the host."""
+    """Return the virtual GPU of the tensors; None for tensors of the host."""
     for tensor in tensors:
         found = device_of(tensor)
         if found is not None:
@@ -114,8 +114,8 @@ def device_among(tensors: Sequence[Tensor]) -> Device | None:
     return None
 
 
-def check(call: Call, device: Device) -> None:
-    """ValueError where NCCL refuses (ProcessGroupNCCL.cpp); what C++ has made meanwhile is put on the GPU."""
+def check_tensors(call: Call, device: Device) -> None:
+    """Raise ValueError where NCCL would (PyTorch 2.15, ProcessGroupNCCL.cpp); label tensors that C++ has made."""
     for tensor in (*call.inputs, *call.outputs):
         if device_of(tensor) is not device:
             place(device, tensor)
@@ -134,8 +134,8 @@ def check(call: Call, device: Device) -> None:
             )
 
 
-def as_memory(call: Call) -> None:
-    """Let the tensors of `call` be what NCCL takes: so many elements of memory, from where each begins, in one row."""
+def flatten_tensors(call: Call) -> None:
+    """Replace the tensors of `call` by flat views of their memory, which is what NCCL transfers."""
     call.inputs = [_memory(tensor) for tensor in call.inputs]
     call.outputs = call.inputs if call.in_place else [_memory(tensor) for tensor in call.outputs]
 
@@ -145,15 +145,15 @@ def _memory(tensor: Tensor) -> Tensor:
 
 
 def equal_parts(tensor: Tensor, count: int, name: str) -> list[Tensor]:
-    """A tensor as what belongs to each rank in turn."""
-    tensor = plain(tensor)
+    """Split a tensor into equal parts, one for each rank in turn."""
+    tensor = as_real(tensor)
     if tensor.numel() % count:
         raise ValueError(f"{name} has {tensor.numel()} elements, which are no equal shares for {count} ranks")
     return list(tensor.view(-1).chunk(count)) if tensor.numel() else [tensor.view(-1)] * count
 
 
 def split(tensor: Tensor, sizes: Any, count: int, name: str) -> list[Tensor]:
-    """A tensor as what goes to each rank: rows by `sizes`, equal shares without."""
+    """Split a tensor into the part of each rank: rows by `sizes`, equal shares without."""
     if not sizes:
         if tensor.dim() and tensor.shape[0] % count:
             raise RuntimeError(f"Tensor's dim 0 does not divide equally across group size: {tensor.shape[0]}, {count}")

@@ -1,7 +1,7 @@
-"""Functional collectives (`torch.ops._c10d_functional`), of which DTensor and tensor parallelism are made.
+"""Functional collectives (`torch.ops._c10d_functional`), on which DTensor and tensor parallelism are built.
 
-Their results are new tensors of the GPU, and nobody may read them before `wait_tensor`. PyTorch's own code makes them
-in C++ and calls the group; here they are made where the virtual GPU sees them.
+Their results are new tensors of the GPU, which may not be read before `wait_tensor`. PyTorch's C++ allocates them and
+calls the group; here they are allocated in Python, where the virtual GPU sees them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 _resolve: Any = vars(c10d)["_resolve_process_group"]
 NAMESPACE = "_c10d_functional"
-_WORK = "_gpulab_work"  # on the storage of a result that is on its way
+_WORK = "_gpulab_work"  # on the storage of a result in flight
 
 
-def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A functional collective of tensors on the virtual GPU; PyTorch's own code does those of the host."""
+def run_collective(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a functional collective of tensors on the virtual GPU; PyTorch's own code runs those of the host."""
     name = func._schema.name.removeprefix(NAMESPACE + "::")
     if not any(device_of(tensor) is not None for tensor in tensors_in((*args, *kwargs.values()))):
         _refuse_host_tensors(func, args, kwargs)
@@ -49,15 +49,15 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _refuse_host_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """As NCCL does, where the group is one that real GPUs would join through NCCL alone."""
+    """Refuse host tensors as NCCL does, where real GPUs would join the group through NCCL alone."""
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     if "group_name" in given and "cpu" not in getattr(_group(given["group_name"]), "asked", "cpu"):
         raise RuntimeError("No backend type associated with device type cpu")
 
 
 def install() -> None:
-    """Have the virtual GPU's operations pass here."""
-    dispatch.NAMESPACES[NAMESPACE] = run
+    """Route these operations of the virtual GPU here."""
+    dispatch.NAMESPACES[NAMESPACE] = run_collective
 
 
 def _group(named: Any) -> VirtualGroup:
@@ -91,14 +91,6 @@ def _all_reduce(tensor: Tensor, op: str, group: Any) -> Tensor:
     return _all_reduce_(tensor.clone(memory_format=torch.contiguous_format), op, group)
 
 
-def _all_reduce_coalesced_(tensors: list[Tensor], op: str, group: Any) -> list[Tensor]:
-    return [_all_reduce_(tensor, op, group) for tensor in tensors]
-
-
-def _all_reduce_coalesced(tensors: list[Tensor], op: str, group: Any) -> list[Tensor]:
-    return [_all_reduce(tensor, op, group) for tensor in tensors]
-
-
 def _all_gather(tensor: Tensor, count: int, group: Any) -> Tensor:
     tensor = tensor.contiguous()
     shape = [count, *tensor.shape[1:]] if not tensor.dim() else [count * tensor.shape[0], *tensor.shape[1:]]
@@ -112,10 +104,6 @@ def _all_gather_out(tensor: Tensor, count: int, group: Any, *, out: Tensor) -> T
     return out
 
 
-def _all_gather_coalesced(tensors: list[Tensor], count: int, group: Any) -> list[Tensor]:
-    return [_all_gather(tensor, count, group) for tensor in tensors]
-
-
 def _reduce_scatter(tensor: Tensor, op: str, count: int, group: Any) -> Tensor:
     if tensor.shape[0] % count:
         raise ValueError(f"input has {tensor.shape[0]} rows, which are no equal shares for {count} ranks")
@@ -127,10 +115,6 @@ def _reduce_scatter_out(tensor: Tensor, op: str, count: int, group: Any, *, out:
     options = _with(_C.ReduceScatterOptions(), op)
     _begun(_group(group)._reduce_scatter_base(out, tensor.contiguous(), options), out)
     return out
-
-
-def _reduce_scatter_coalesced(tensors: list[Tensor], op: str, count: int, group: Any) -> list[Tensor]:
-    return [_reduce_scatter(tensor, op, count, group) for tensor in tensors]
 
 
 def _all_to_all(tensor: Tensor, output_sizes: list[int], input_sizes: list[int], group: Any) -> Tensor:
@@ -161,17 +145,21 @@ def _wait(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _coalesced(collective: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    return lambda tensors, *rest: [collective(tensor, *rest) for tensor in tensors]
+
+
 _MADE: dict[str, Callable[..., Any]] = {
     "all_reduce": _all_reduce,
     "all_reduce_": _all_reduce_,
-    "all_reduce_coalesced": _all_reduce_coalesced,
-    "all_reduce_coalesced_": _all_reduce_coalesced_,
+    "all_reduce_coalesced": _coalesced(_all_reduce),
+    "all_reduce_coalesced_": _coalesced(_all_reduce_),
     "all_gather_into_tensor": _all_gather,
     "all_gather_into_tensor_out": _all_gather_out,
-    "all_gather_into_tensor_coalesced": _all_gather_coalesced,
+    "all_gather_into_tensor_coalesced": _coalesced(_all_gather),
     "reduce_scatter_tensor": _reduce_scatter,
     "reduce_scatter_tensor_out": _reduce_scatter_out,
-    "reduce_scatter_tensor_coalesced": _reduce_scatter_coalesced,
+    "reduce_scatter_tensor_coalesced": _coalesced(_reduce_scatter),
     "all_to_all_single": _all_to_all,
     "broadcast": _broadcast,
     "broadcast_": _broadcast_,

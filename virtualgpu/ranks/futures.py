@@ -1,7 +1,7 @@
-"""Futures of collectives: their value is there at once, and streams wait for the time at which a GPU would have it.
+"""Futures of collectives: the value exists at once, and streams wait for its virtual completion time.
 
-A callback runs in a stream of its own that waits for the collective, so that what it does, such as decompressing,
-overlaps the backward pass (`then` in ATen/core/ivalue_inl.h). Who waits for the future, waits with the current stream.
+A callback runs in a stream of its own that waits for the collective, so that its work, such as decompression, overlaps
+the backward pass (PyTorch 2.15, ATen/core/ivalue_inl.h, `then`). Waiting for a future makes the current stream wait.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..scope.numbering import stream_numbers
 if TYPE_CHECKING:
     from ..scope.device import Device
 
-_POOL = 32  # streams that PyTorch has for this on each GPU, taken in turn (c10/cuda/CUDAStream.cpp)
+_POOL = 32  # streams of PyTorch's pool on each GPU, taken in turn (PyTorch 2.15, c10/cuda/CUDAStream.cpp)
 _streams: dict[int, Any] = {}
 
 
 class VirtualFuture(torch.futures.Future[Any]):
-    """A future that has its value; `hold` lets the current stream of `device` wait for it."""
+    """A future that has its value; `hold` makes the current stream of `device` wait for it."""
 
     def __init__(self, device: Device | None, hold: Callable[[], None]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class VirtualFuture(torch.futures.Future[Any]):
             device.stream = before
         after.hold = _holder(device, end)
         if in_backward():  # PyTorch's C++ takes the value without calling `wait`
-            at_its_end(after.hold)
+            at_backward_end(after.hold)
         return after
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
@@ -57,9 +57,9 @@ class VirtualFuture(torch.futures.Future[Any]):
 
 
 class Outputs(list[Any]):
-    """What a collective gives, as the value of its future.
+    """The results of a collective, as the value of its future.
 
-    PyTorch's C++ takes the tensors out of it by pickling (`_extract_tensors`), where it has waited for the future.
+    PyTorch's C++ extracts the tensors by pickling (`_extract_tensors`) after it has waited for the future.
     """
 
     def __init__(self, tensors: list[torch.Tensor], hold: Callable[[], None]) -> None:
@@ -71,25 +71,25 @@ class Outputs(list[Any]):
         return list, (list(self),)
 
 
-def arriving(device: Device | None, tensors: list[torch.Tensor], hold: Callable[[], None]) -> VirtualFuture:
-    """The future of a collective that has been begun and gives `tensors`."""
+def future_of(device: Device | None, tensors: list[torch.Tensor], hold: Callable[[], None]) -> VirtualFuture:
+    """Return the future of a collective in flight with the results `tensors`."""
     future = VirtualFuture(device, hold)
     future.set_result(Outputs(tensors, hold))
     return future
 
 
 def in_backward() -> bool:
-    """Whether this thread is running a backward pass."""
+    """Return True if this thread is running a backward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
-def at_its_end(call: Callable[[], None]) -> None:
-    """Have `call` called where the backward pass that is running ends, after what has been asked for before."""
+def at_backward_end(call: Callable[[], None]) -> None:
+    """Queue `call` for the end of the running backward pass, after earlier ones."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def _fill(future: VirtualFuture, callback: Callable[[Any], Any], given: VirtualFuture) -> None:
-    """What a callback returns is the future's value; what it raises, it raises again where somebody asks for that."""
+    """Set a callback's result as the future's value, or its error."""
     try:
         future.set_result(callback(given))
     except Exception as error:
@@ -97,7 +97,7 @@ def _fill(future: VirtualFuture, callback: Callable[[Any], Any], given: VirtualF
 
 
 def _next_stream(device: Device) -> int:
-    """The next of PyTorch's pool of streams."""
+    """Return the next stream of PyTorch's pool."""
     pool = _streams.get(device.index)
     if pool is None:
         pool = _streams[device.index] = cycle(list(islice(stream_numbers, _POOL)))
@@ -112,4 +112,4 @@ def _holder(device: Device, end: float) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """There is nothing to wait for."""
+    """Wait for nothing."""

@@ -1,7 +1,7 @@
-"""How gradients go into the buckets of DistributedDataParallel, and what was reduced comes back out of them.
+"""Copy gradients into the buckets of DistributedDataParallel, and reduced values back out.
 
-As `mark_variable_ready_dense`, `flush_deferred_copies` and `finalize_bucket_dense` in
-torch/csrc/distributed/c10d/reducer.cpp.
+It mirrors `mark_variable_ready_dense`, `flush_deferred_copies` and `finalize_bucket_dense` (PyTorch 2.15,
+torch/csrc/distributed/c10d/reducer.cpp).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _divide: Any = torch.ops.aten.div_.Scalar
 
 
 class Gradients:
-    """Those of `parameters`, in `buckets`: with `views` as views of these; with `batched` they are copied at once.
+    """Gradients of `parameters`, in `buckets`: with `views` as views of these; with `batched` copied all at once.
 
-    `divides`: they are divided by the number of ranks before they are summed; `stepped`: the optimizer has had them.
+    `divides`: divide by the number of ranks before the sum; `stepped`: the optimizer runs in backward.
     """
 
     def __init__(self, parameters: list[Tensor], group: Any, *, views: bool, batched: bool) -> None:
@@ -31,8 +31,8 @@ class Gradients:
         self._places: dict[int, tuple[int, int]] = {}
 
     def make(self, indices: list[list[int]]) -> None:
-        """Buckets for these parameters; gradients that are there go over into new views."""
-        self.buckets = []  # what was there goes first
+        """Create buckets for these parameters; existing gradients move into the new views."""
+        self.buckets = []  # frees the old ones first
         for number, of_bucket in enumerate(indices):
             bucket = Bucket.of(list(of_bucket), self.parameters)
             if self.views:
@@ -44,7 +44,7 @@ class Gradients:
             self.buckets.append(bucket)
 
     def fill(self, index: int) -> Bucket:
-        """The gradient of parameter `index` is divided into its bucket, which is given back; without one, zeros are."""
+        """Copy the divided gradient of parameter `index` into its bucket, zeros without one; return the bucket."""
         number, place = self._places[index]
         bucket = self.buckets[number]
         view, parameter = bucket.views[place], self.parameters[index]
@@ -70,7 +70,7 @@ class Gradients:
         return bucket
 
     def flush(self, bucket: Bucket) -> None:
-        """The gradients of a bucket that is full are copied and divided at once, with `batched`."""
+        """With `batched`, copy and divide the gradients of a full bucket at once."""
         if not self.batched:
             return
         if bucket.deferred:
@@ -84,7 +84,7 @@ class Gradients:
             _divide(bucket.gradients, self.group.size())
 
     def give_back(self, bucket: Bucket, is_used: Callable[[int], bool]) -> None:
-        """What the reduction gave becomes the gradients, but those of parameters that no rank has used."""
+        """Write the reduced values into the gradients, except for parameters that no rank has used."""
         together: list[tuple[Tensor, Tensor]] = []
         for place, (index, parameter) in enumerate(zip(bucket.indices, bucket.parameters, strict=True)):
             takes = is_used(index) and not self.stepped

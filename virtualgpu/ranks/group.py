@@ -1,4 +1,4 @@
-"""The process group behind "nccl" on virtual GPUs: each collective is counted, timed and carried out in one place.
+"""The "nccl" process group of virtual GPUs: counts, times and carries out every collective.
 
 PyTorch's front ends (`torch.distributed`, the reducer of DistributedDataParallel, functional collectives, FSDP) call a
 group's methods; here each becomes a `Call` with its kind, its bytes as nccl-tests count them, and how it is carried out
@@ -22,12 +22,12 @@ from .calls import (
     Awaited,
     Call,
     Carrier,
-    as_memory,
-    check,
+    as_real,
+    check_tensors,
     device_among,
     equal_parts,
+    flatten_tensors,
     is_asynchronous,
-    plain,
     reduction,
     split,
 )
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from .world import World
 
 Tensor = torch.Tensor
-KEPT = 64  # collectives that nobody has waited for: of more, those that are over are let go
+KEPT = 64  # collectives without a wait: beyond that, completed ones are released
 _Group: Any = dist.ProcessGroup
 
 
 class VirtualGroup(_Group):  # type: ignore[misc]
-    """`ranks` are its members' global ranks, `rank` this process's place among them."""
+    """A process group: `ranks` are its members' global ranks, `rank` this process's index among them."""
 
     def __init__(self, world: World, ranks: tuple[int, ...], rank: int, carrier: Carrier, backend: Any) -> None:
         super().__init__(rank, len(ranks))
         self.world, self.ranks, self.carrier = world, ranks, carrier
         self._place, self._count = rank, len(ranks)
-        self.asked = "nccl"  # the backends that the program named, for each kind of device where it named several
+        self.asked = "nccl"  # the backend argument, by kind of device where it names several
         self._streams: dict[tuple[int, str], int] = {}
         self._free: dict[tuple[int, str], float] = {}
         self._waiting: dict[Any, deque[Pending]] = defaultdict(deque)
@@ -69,11 +69,11 @@ class VirtualGroup(_Group):  # type: ignore[misc]
     # -- time --------------------------------------------------------------------------------------------------------
 
     def place(self, call: Call, device: Device, stream: int | None, arrived: float, ready: float) -> float:
-        """Give a collective to which this rank has `arrived`, and for which all are `ready`, its place in time; when
-        it will be done.
+        """Schedule a collective that this rank enters at `arrived` and the last rank at `ready`; return when it will
+        be done.
 
-        Without a `stream` it runs in NCCL's own. A communicator does one collective at a time, in whatever streams they
-        were asked for; messages to and from other ranks have communicators of their own.
+        Without a `stream` it runs in NCCL's own. A communicator runs one collective at a time, whatever their streams;
+        messages to and from other ranks have communicators of their own.
         """
         lane = (device.index, call.lane)
         if stream is None:
@@ -89,17 +89,17 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         return end
 
     def settle_next(self, call: Call) -> None:
-        """The first of those that wait where `call` does has its place in time."""
+        """Schedule the first pending collective in the queue of `call`."""
         self._waiting[call.queue].popleft().start()
 
     def settle_known(self, call: Call) -> None:
-        """So have those in turn of which the other ranks have told when they are ready."""
+        """Schedule the pending collectives in turn whose other ranks have reported their times."""
         waiting = self._waiting[call.queue]
         while waiting and waiting[0].known:
             waiting.popleft().start()
 
     def _run(self, call: Call, asynchronous: bool) -> VirtualWork:
-        """Carry out a collective; one that is not asynchronous in the current stream, as PyTorch has NCCL do it."""
+        """Carry out a collective; a synchronous one in the current stream, as PyTorch does with NCCL."""
         device, outputs = device_among([*call.inputs, *call.outputs]), call.outputs
         if device is not None:
             self._take(call, device)
@@ -114,20 +114,20 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         return work
 
     def _take(self, call: Call, device: Device) -> None:
-        """Whether NCCL takes it, and what of memory it does."""
+        """Check that NCCL accepts it, and prepare its memory."""
         if device.capture is not None and device.capture.covers(device.stream):
             raise NotMirrored(f"{call.kind} while a CUDA graph is captured is not mirrored by the virtual GPU")
         if self.world.imagined and "nccl" not in self.asked:
             told = f"a process group with backend {self.asked!r} between imagined ranks"
-            warn_once(current().told, f"{told}: what it does with tensors of the GPU is timed as NCCL's")
-        check(call, device)
+            warn_once(current().warned, f"{told}: what it does with tensors of the GPU is timed as NCCL's")
+        check_tensors(call, device)
         if device.observer is not None and not thread.functional:
             device.observer.communicates([*call.inputs, *call.outputs])
         with backing:
-            as_memory(call)
+            flatten_tensors(call)
 
     def _begin(self, call: Call, device: Device | None, ready: float | None) -> tuple[Pending, Awaited[float]]:
-        """Send what is to be sent, of what is `ready` on the GPU then."""
+        """Start the transfer; the GPU's inputs are `ready` at that time."""
         if device is None or ready is None:
             with backing:
                 values, latest = self.carrier.begin(call, ready)
@@ -151,25 +151,25 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         self._waiting[call.queue].append(pending)
         return pending, latest
 
-    # -- what PyTorch calls ------------------------------------------------------------------------------------------
+    # -- called by PyTorch -------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> VirtualWork:
         opts = _C.AllreduceOptions() if opts is None else opts
         op = reduction(opts.reduceOp)
-        calls = [Call("all_reduce", [t], [t], t.nbytes, self.ranks, op=op) for t in map(plain, _listed(tensors))]
+        calls = [Call("all_reduce", [t], [t], t.nbytes, self.ranks, op=op) for t in map(as_real, _listed(tensors))]
         return self._together([self._run(call, is_asynchronous(opts)) for call in calls])
 
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Any, opts: Any = None) -> VirtualWork:
         opts = _C.BroadcastOptions() if opts is None else opts
-        tensor = plain(_listed(tensors)[0])
+        tensor = as_real(_listed(tensors)[0])
         call = Call("broadcast", [tensor], [tensor], tensor.nbytes, self.ranks, root=int(opts.rootRank))
         return self._run(call, is_asynchronous(opts))
 
     def reduce(self, tensors: Any, opts: Any = None) -> VirtualWork:
         opts = _C.ReduceOptions() if opts is None else opts
-        tensor = plain(_listed(tensors)[0])
+        tensor = as_real(_listed(tensors)[0])
         root = int(opts.rootRank)
         call = Call("reduce", [tensor], [tensor], tensor.nbytes, self.ranks, op=reduction(opts.reduceOp), root=root)
         return self._run(call, is_asynchronous(opts))
@@ -201,7 +201,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _gather_all(self, outputs: list[Tensor], tensor: Tensor, opts: Any, *, flat: bool) -> VirtualWork:
-        outputs, tensor = [plain(out) for out in outputs], plain(tensor)
+        outputs, tensor = [as_real(out) for out in outputs], as_real(tensor)
         self._expect(len(outputs), "all_gather")
         nbytes = sum(out.nbytes for out in outputs)
         if not flat:
@@ -227,7 +227,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]
 
     def _scatter_sums(self, output: Tensor, inputs: list[Tensor], opts: Any, *, flat: bool) -> VirtualWork:
         opts = _C.ReduceScatterOptions() if opts is None else opts
-        output, inputs = plain(output), [plain(tensor) for tensor in inputs]
+        output, inputs = as_real(output), [as_real(tensor) for tensor in inputs]
         self._expect(len(inputs), "reduce_scatter")
         nbytes = sum(tensor.nbytes for tensor in inputs)
         if not flat:
@@ -236,22 +236,22 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         return self._run(call, is_asynchronous(opts))
 
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None) -> VirtualWork:
-        tensor = plain(_listed(inputs)[0])
-        outputs = [plain(out) for out in (output_lists[0] if output_lists else [])]
+        tensor = as_real(_listed(inputs)[0])
+        outputs = [as_real(out) for out in (output_lists[0] if output_lists else [])]
         call = Call("gather", outputs, [tensor], tensor.nbytes * self._count, self.ranks, root=int(opts.rootRank))
         return self._run(call, is_asynchronous(opts))
 
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> VirtualWork:
-        output = plain(_listed(outputs)[0])
-        inputs = [plain(tensor) for tensor in (input_lists[0] if input_lists else [])]
+        output = as_real(_listed(outputs)[0])
+        inputs = [as_real(tensor) for tensor in (input_lists[0] if input_lists else [])]
         call = Call("scatter", [output], inputs, output.nbytes * self._count, self.ranks, root=int(opts.rootRank))
         return self._run(call, is_asynchronous(opts))
 
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_sizes: Any = None, input_sizes: Any = None, opts: Any = None
     ) -> VirtualWork:
-        outputs = split(plain(output), output_sizes, self._count, "output")
-        inputs = split(plain(tensor), input_sizes, self._count, "input")
+        outputs = split(as_real(output), output_sizes, self._count, "output")
+        inputs = split(as_real(tensor), input_sizes, self._count, "input")
         return self.alltoall(outputs, inputs, opts)
 
     alltoall_base = all_to_all_single
@@ -259,17 +259,17 @@ class VirtualGroup(_Group):  # type: ignore[misc]
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> VirtualWork:
         self._expect(len(outputs), "all_to_all")
         self._expect(len(inputs), "all_to_all")
-        outputs, inputs = [plain(t) for t in outputs], [plain(t) for t in inputs]
+        outputs, inputs = [as_real(t) for t in outputs], [as_real(t) for t in inputs]
         nbytes = sum(tensor.nbytes for tensor in inputs)
         return self._run(Call("all_to_all", outputs, inputs, nbytes, self.ranks), is_asynchronous(opts))
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> VirtualWork:
-        tensor = plain(tensors[0])
+        tensor = as_real(tensors[0])
         pair = (self.ranks[self._place], self.ranks[dst])
         return self._run(Call("send", [], [tensor], tensor.nbytes, pair, peer=dst, tag=tag), True)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> VirtualWork:
-        tensor = plain(tensors[0])
+        tensor = as_real(tensors[0])
         pair = (self.ranks[src], self.ranks[self._place])
         return self._run(Call("recv", [tensor], [], tensor.nbytes, pair, peer=src, tag=tag), True)
 
@@ -277,7 +277,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")
 
     def barrier(self, opts: Any = None) -> VirtualWork:
-        """With NCCL an all-reduce of one number in the current stream, for which the host waits; with Gloo of hosts."""
+        """With NCCL, all-reduce one number in the current stream and wait on the host; with Gloo, a host barrier."""
         named = getattr(opts, "device_ids", None) or []
         device = device_at(named[0] if named else None)
         clock, call = device.timer.clock, Call("barrier", [], [], 4, self.ranks)
@@ -291,7 +291,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]
             work.wait()
         return work
 
-    # -- the parts ---------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _together(self, works: list[VirtualWork]) -> VirtualWork:
         return works[0] if len(works) == 1 else Several(self, works)
@@ -301,10 +301,10 @@ class VirtualGroup(_Group):  # type: ignore[misc]
             raise ValueError(f"{what} takes a tensor for each of the group's {self._count} ranks, not {count}")
 
     def _beside(self, tensors: list[Tensor]) -> None:
-        """What comes in a list, PyTorch puts into one tensor of the size of all for NCCL, and copies."""
+        """Charge the copy of a list of tensors to or from one flat tensor, which PyTorch makes for NCCL."""
         device = device_among(tensors)
         if device is None or len({tensor.nbytes for tensor in tensors}) > 1:
-            return  # of several sizes, each goes in a message of its own
+            return  # tensors of several sizes are sent in messages of their own
         nbytes = sum(tensor.nbytes for tensor in tensors)
         device.touch([nbytes])
         timer = device.timer
@@ -313,5 +313,5 @@ class VirtualGroup(_Group):  # type: ignore[misc]
 
 
 def _listed(tensors: Any) -> list[Tensor]:
-    """One tensor where a list is meant: both forms are asked for."""
+    """Return a list of tensors; PyTorch also passes a single one."""
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]

@@ -1,4 +1,4 @@
-"""Ranks that are imagined: one process runs, and the others are taken to send what it sends."""
+"""Simulated ranks: one process runs, and every other rank is assumed to send the same data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Imagined:
-    """Of `count` ranks only `rank` runs; all have equal tensors. Without values only shapes are answered for."""
+    """A carrier for `count` ranks of which only `rank` runs; all have equal tensors. Without values, only shapes."""
 
     def __init__(self, count: int, rank: int) -> None:
         self.count, self.rank = count, rank
@@ -33,11 +33,11 @@ class Imagined:
         return Awaited(_nothing), Awaited(lambda: ready or 0.0)  # equal ranks are ready at the same time
 
     def _on_shapes(self, call: Call) -> None:
-        """Small whole numbers that are known are known afterwards; of the rest nobody knows anything."""
+        """Propagate known small integers; other results are unknown."""
         given = [known_values.value(tensor) for tensor in call.inputs]
         inputs = [tensor.clone() for tensor in given if tensor is not None]
         if call.kind == "broadcast" or not call.outputs:
-            return  # what comes from another rank is taken to be what is here
+            return  # other ranks are assumed to send the same data
         if not inputs or len(inputs) < len(given):
             known_values.written(call.outputs)
             return
@@ -46,7 +46,7 @@ class Imagined:
         known_values.written(call.outputs, outputs)
 
     def _reduced(self, tensor: torch.Tensor, op: tuple[str, float]) -> None:
-        """`tensor` becomes the reduction of as many equal ones as there are ranks."""
+        """Replace `tensor` by the reduction of equal ones from all ranks."""
         kind, factor = op
         if kind in ("SUM", "PREMUL_SUM"):
             tensor.mul_(factor * self.count if tensor.is_floating_point() else self.count)
@@ -89,11 +89,11 @@ class Imagined:
             output.copy_(mine.view_as(output))
 
     def _nothing(self, call: Call) -> None:
-        """What comes from this rank is there; what comes from another that is imagined stays as it is."""
+        """Leave the outputs as they are: this rank's own data, or unknown data of imagined ranks."""
 
 
 def _nothing() -> None:
-    """There is nobody to wait for."""
+    """Wait for nothing."""
 
 
 _CARRIED: dict[str, Callable[[Imagined, Call], None]] = {

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel tells about itself on shapes alone, as `torch.distributed.Logger` does."""
+"""`torch.distributed.Logger` for shapes-only mode: what DistributedDataParallel reports about itself."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DTYPES = {"float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "floa
 
 @dataclass
 class Data:
-    """As `DDPLoggingData`."""
+    """The fields of `DDPLoggingData`."""
 
     strs_map: dict[str, str] = field(default_factory=dict)
     ints_map: dict[str, int] = field(default_factory=dict)
 
 
 class Logger:
-    """Its methods are those that DistributedDataParallel calls."""
+    """Implements the methods that DistributedDataParallel calls."""
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer, self.data = reducer, Data()

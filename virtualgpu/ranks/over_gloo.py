@@ -1,4 +1,4 @@
-"""Ranks that are real: processes that bring each other values over Gloo, and tell each other their virtual times."""
+"""Real ranks: processes that exchange values and virtual times over Gloo."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ import torch._C._distributed_c10d as _C
 import torch.distributed as dist
 
 from ..operations import known_values
-from . import waiting
+from . import rank_waits
 from .calls import Awaited
 
 if TYPE_CHECKING:
     from .calls import Call
 
 _unseen: Any = torch._C._DisableTorchDispatch
-TIMES = 1 << 20  # added to a message's tag for the time that goes with it
-SMALL = 1 << 16  # bytes, of whole numbers that are carried on shapes alone
+TIMES = 1 << 20  # added to a message's tag for the message with its time
+SMALL = 1 << 16  # bytes: smaller integer tensors are transferred in shapes-only mode
 
 
 class OverGloo:
-    """`gloo` is the backend that carries, `count` and `rank` are of the group."""
+    """A carrier over the backend `gloo`; `count` and `rank` are the group's."""
 
     def __init__(self, gloo: Any, count: int, rank: int) -> None:
         self.gloo, self.count, self.rank = gloo, count, rank
-        self._begun = 0  # collectives of the GPU, which all ranks count alike
+        self._begun = 0  # the GPU's collectives, counted alike on all ranks
 
     def begin(self, call: Call, ready: float | None) -> tuple[Awaited[None], Awaited[float]]:
         if not call.lane and ready is not None:
             self._begun += 1
             call.number = self._begun
         tensors = [*call.outputs, *call.inputs]
-        with torch.no_grad(), _unseen():  # Gloo's threads take over what is in force here
+        with torch.no_grad(), _unseen():  # Gloo's threads inherit this state
             if ready is None:  # tensors of the host
                 return _CARRIED[call.kind](self, call), Awaited(lambda: 0.0)
             if not tensors or tensors[0].device.type != "meta":
@@ -47,12 +47,12 @@ class OverGloo:
             else:
                 known_values.written(call.outputs)
                 values, said = Awaited(_nothing), self._say(call, ready)
-        if call.kind == "send":  # it does not wait for whom it is sent to; the message is gone with its time
+        if call.kind == "send":  # it does not wait for the receiver
             return Awaited(_both(values.take, said.take), values.there), Awaited(lambda: ready)
         return values, Awaited(lambda: max(ready, said.take()[0]), said.there)
 
     def _say(self, call: Call, ready: float, unknown: bool = False) -> Awaited[list[float]]:
-        """When this rank is ready, and whether it does not know its values: the latest, and whether any does not."""
+        """Exchange the time at which each rank is ready, and whether its values are unknown; return both maxima."""
         at = torch.tensor([ready, unknown], dtype=torch.float64, device="cpu")
         if call.kind == "send":
             come = _message(call, self.gloo.send([at], call.peer, call.tag + TIMES))
@@ -70,7 +70,7 @@ class OverGloo:
         return Awaited(said, come.there)
 
     def _small(self, call: Call, ready: float) -> tuple[Awaited[None], Awaited[list[float]]]:
-        """On shapes alone: whole numbers that all ranks know are carried, and known afterwards."""
+        """In shapes-only mode, transfer integers that all ranks know, which makes the result known."""
         given = [known_values.value(tensor) for tensor in call.inputs]
         inputs = [_zeros(t) if v is None else v.clone() for t, v in zip(call.inputs, given, strict=True)]
         outputs = inputs if call.in_place else [_zeros(tensor) for tensor in call.outputs]
@@ -89,7 +89,7 @@ class OverGloo:
         return _carried(call, self.gloo.allreduce([tensor], self._summing(call, tensor)))
 
     def _summing(self, call: Call, *tensors: torch.Tensor) -> Any:
-        """Gloo's options for a reduction. Like NCCL, an average is a sum of what was divided before."""
+        """Return Gloo's options for a reduction. As in NCCL, an average divides first and then sums."""
         options = _C.AllreduceOptions()
         kind, factor = call.op
         if kind in ("AVG", "PREMUL_SUM"):
@@ -105,7 +105,7 @@ class OverGloo:
         return _carried(call, self.gloo.broadcast(call.outputs, options))
 
     def _reduce(self, call: Call) -> Awaited[None]:
-        tensor = call.outputs[0].clone()  # on the other ranks Gloo sums in it, and NCCL leaves them what they have
+        tensor = call.outputs[0].clone()  # Gloo overwrites it on the other ranks, NCCL does not
         options = _C.ReduceOptions()
         options.reduceOp, options.rootRank = self._summing(call, tensor).reduceOp, call.root
 
@@ -171,9 +171,9 @@ class OverGloo:
 
 
 def _apart(call: Call) -> Call:
-    """The same memory in tensors that do not keep it: Gloo's threads let go of theirs some time after they are done.
+    """Return aliases that do not own their memory: Gloo's threads release theirs some time after they are done.
 
-    Who has begun the call keeps its tensors until it is over.
+    The caller keeps its tensors until the call is over.
     """
     inputs = [_alias(tensor) for tensor in call.inputs]
     return replace(
@@ -193,7 +193,7 @@ def _zeros(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _nothing() -> None:
-    """There is nothing to bring."""
+    """Do nothing."""
 
 
 def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], None]:
@@ -205,16 +205,16 @@ def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable
 
 
 def _carried(call: Call, work: Any, finish: Callable[[], None] = _nothing) -> Awaited[None]:
-    """What Gloo does, and what is to be done after it. RuntimeError with Gloo's text where a rank is gone."""
+    """Wait for Gloo's work, then call `finish`. Raises RuntimeError with Gloo's text where a rank is gone."""
 
     def over(seconds: float) -> bool:
         if not work.is_completed():
-            with contextlib.suppress(RuntimeError):  # the slice is over; Gloo's own error is raised below
+            with contextlib.suppress(RuntimeError):  # the time slice ended; Gloo's own error is raised below
                 work.wait(timedelta(seconds=seconds))
         return bool(work.is_completed())
 
     def take() -> None:
-        waiting.here.until(over, call.wait)
+        rank_waits.here.until(over, call.wait)
         work.wait()
         finish()
 
@@ -222,8 +222,8 @@ def _carried(call: Call, work: Any, finish: Callable[[], None] = _nothing) -> Aw
 
 
 def _message(call: Call, work: Any) -> Awaited[None]:
-    """A message, of which Gloo tells only who waits for it that it is there: a thread waits."""
-    apart = waiting.Apart(work.wait)
+    """Wait for a message in a thread, since Gloo reports its arrival only to a waiting caller."""
+    apart = rank_waits.Apart(work.wait)
     return Awaited(lambda: apart.take(call.wait), apart.there)
 
 

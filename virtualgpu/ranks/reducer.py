@@ -1,9 +1,9 @@
-"""The reducer of DistributedDataParallel on shapes alone, where PyTorch's C++ would read values.
+"""DistributedDataParallel's reducer for shapes-only mode, where PyTorch's C++ would read values.
 
-It does to memory, bytes, order and time what torch/csrc/distributed/c10d/reducer.cpp does: hooks on the nodes that
-accumulate gradients fill buckets, full ones are reduced in their order while the backward pass goes on, and where it
-ends the streams wait, and the results go back into the gradients. After the first pass the buckets are made anew, in
-the order in which gradients came.
+It mirrors memory, bytes, order and time of PyTorch 2.15, torch/csrc/distributed/c10d/reducer.cpp: hooks on
+AccumulateGrad nodes fill buckets, full ones are reduced in their order during the backward pass, and at its end the
+streams wait, and the results are copied into the gradients. After the first pass the buckets are rebuilt in the order
+in which gradients came.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch._C._distributed_c10d as _C
 
 from . import agreement, futures
 from .buckets import Bucket, GradBucket
-from .complaints import complain
 from .gradients import Gradients
-from .refused import Named, not_mirrored, sparse
+from .reducer_errors import raise_reducer_error
 from .statistics import Statistics
+from .unsupported import Named, not_mirrored, sparse
 
 Tensor = torch.Tensor
 
 
 class Reducer(Named):
-    """Its arguments and methods are those of `torch.distributed.Reducer`, as DistributedDataParallel calls them."""
+    """Has the arguments and methods of `torch.distributed.Reducer` that DistributedDataParallel uses."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class Reducer(Named):
         self.static = self.rebuilt = False
         self.hook: Callable[[GradBucket], Any] | None = None
         self.unused: list[int] = []
-        self.ready_order: list[int] = []  # in which gradients came in this pass
-        self._first_order: list[int] = []  # in which the buckets are to be made anew
-        self._marked: set[int] = set()  # parameters of this pass that are in their bucket
+        self.ready_order: list[int] = []  # order of gradients in this pass
+        self._first_order: list[int] = []  # order for rebuilding the buckets
+        self._marked: set[int] = set()  # parameters of this pass whose gradient is in its bucket
         self._expects = self._unfinished = self._has_marked_unused = False
         self._next = self.reduced = 0
         self._hooks_left: list[int] = []
@@ -91,7 +91,7 @@ class Reducer(Named):
         return (self.static or not self.finds_unused) and not self.rebuilt
 
     def _rebuild_buckets(self) -> bool:
-        """Once, before the second forward pass, in the order that rank 0 has seen."""
+        """Rebuild the buckets once, before the second forward pass, in the order of rank 0's gradients."""
         self._check_reducer_finalized()
         if not self._may_rebuild() or not self._first_order:
             return False
@@ -105,9 +105,9 @@ class Reducer(Named):
             buckets = buckets[::-1]
         where = self.parameters[0].device
         flat = [index for bucket in buckets for index in bucket]
-        *flat, count = agreement.sent([*flat, len(buckets)], self.group, where)
+        *flat, count = agreement.broadcast_numbers([*flat, len(buckets)], self.group, where)
         sizes = [len(buckets[min(place, len(buckets) - 1)]) for place in range(count)]
-        sizes = agreement.sent(sizes, self.group, where)
+        sizes = agreement.broadcast_numbers(sizes, self.group, where)
         self.rebuilt, self._first_order = True, []
         remaining = iter(flat)
         self.gradients.make([[next(remaining) for _ in range(size)] for size in sizes])
@@ -142,7 +142,7 @@ class Reducer(Named):
         return self.static and self.statistics.iterations == 1
 
     def on_gradient(self, index: int) -> None:
-        """The gradient of parameter `index` has been accumulated."""
+        """Handle the accumulated gradient of parameter `index`."""
         if (self._searches() or self._in_first_of_static()) and self.parameters[index].grad is not None:
             self._used().flags[index] = 1
         if self._in_first_of_static():
@@ -157,7 +157,7 @@ class Reducer(Named):
                 self._mark(unused)
         if self.static:
             if not self._hooks_left[index]:
-                complain(self, "changed", index)
+                raise_reducer_error(self, "changed", index)
             self._hooks_left[index] -= 1
             if self._hooks_left[index]:
                 return
@@ -170,9 +170,9 @@ class Reducer(Named):
         return self.used
 
     def _mark(self, index: int) -> None:
-        """A gradient goes into its bucket; a bucket that is full is reduced, in its turn."""
+        """Put a gradient into its bucket, and reduce full buckets in turn."""
         if index in self._marked:
-            complain(self, "twice", index)
+            raise_reducer_error(self, "twice", index)
         self._marked.add(index)
         self._unfinished = True
         bucket = self.gradients.fill(index)
@@ -192,7 +192,7 @@ class Reducer(Named):
         if self._next == len(self.gradients.buckets):
             if self._searches():
                 self._used().reduce(self.group)
-            futures.at_its_end(self._at_end)
+            futures.at_backward_end(self._at_end)
 
     def _reduce(self, bucket: Bucket) -> None:
         given = GradBucket(bucket, self._next, len(self.gradients.buckets))
@@ -217,7 +217,7 @@ class Reducer(Named):
         self._finish()
 
     def _delay_all_reduce(self) -> None:
-        """The first pass of a static graph: all is reduced at its end."""
+        """Reduce all buckets at the end of the first pass of a static graph."""
         self.statistics.record("backward_compute_end")
         self.statistics.record("backward_comm_start")
         self._used().reduce(self.group)
@@ -254,7 +254,7 @@ class Reducer(Named):
         self.statistics.record("backward_comm_end")
 
     def _is_used(self, index: int) -> bool:
-        """Whether some rank has used a parameter; the host waits to know it of one that this rank has not used."""
+        """Return True if some rank has used a parameter; for one unused on this rank, the host waits for the answer."""
         if not (self.static or self.finds_unused):
             return True
         used = self._used()
@@ -264,9 +264,9 @@ class Reducer(Named):
 
     def _check_reducer_finalized(self) -> None:
         if self._unfinished:
-            complain(self, "unfinished")
+            raise_reducer_error(self, "unfinished")
 
-    # -- what else is called -----------------------------------------------------------------------------------------
+    # -- other methods that are called -------------------------------------------------------------------------------
 
     def register_hook(self, hook: Callable[[GradBucket], Any]) -> None:
         if self.hook is not None:
@@ -310,7 +310,7 @@ class Reducer(Named):
 
 
 def _calling(reducer: Any, index: int) -> Callable[..., None]:
-    """A hook of an AccumulateGrad node that does not keep the reducer alive."""
+    """Return a hook for an AccumulateGrad node that does not keep the reducer alive."""
 
     def hook(*gradients: Any) -> None:
         found = reducer()
@@ -321,7 +321,7 @@ def _calling(reducer: Any, index: int) -> Callable[..., None]:
 
 
 def _accumulators_below(outputs: list[Tensor]) -> set[Any]:
-    """The nodes that a backward pass from `outputs` reaches."""
+    """Return the nodes that a backward pass from `outputs` reaches."""
     reached: set[Any] = set()
     pending = [output.grad_fn for output in outputs if output.grad_fn is not None]
     while pending:

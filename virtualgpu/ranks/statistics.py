@@ -1,7 +1,7 @@
-"""DistributedDataParallel's runtime statistics: events in the first ten iterations, for which the host waits.
+"""DistributedDataParallel's runtime statistics: events in the first ten iterations, which the host waits for.
 
-At the beginning of an iteration the host waits for the events of the one before: after each of the first ten, later
-after one in a hundred (logger.cpp, reducer.hpp and reducer_cuda.cpp in torch/csrc/distributed/c10d).
+At the start of an iteration the host waits for the events of the last one: after each of the first ten, later after one
+in a hundred (PyTorch 2.15, torch/csrc/distributed/c10d/logger.cpp, reducer.hpp and reducer_cuda.cpp).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Statistics:
         self.device = device
         self.rate = _RATE
         self.iterations = 0
-        self.nanoseconds: dict[str, int] = {}  # as `_get_ddp_logging_data` names them
+        self.nanoseconds: dict[str, int] = {}  # by the names of `_get_ddp_logging_data`
         self._events: dict[str, float] = {}
         self._recorded = 0
 
@@ -41,7 +41,7 @@ class Statistics:
             self._events[event] = self.device.timer.mark(self.device.stream)
 
     def collect(self) -> None:
-        """The host waits for the events of the last iteration, where these are wanted."""
+        """Wait on the host for the events of the last iteration, if it is sampled."""
         device = self.device
         if device is None or not self.collects:
             return

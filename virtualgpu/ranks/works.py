@@ -1,4 +1,4 @@
-"""What a collective gives back: its values, and the time at which the GPU has them."""
+"""`Work` objects of collectives: their values, and the time at which the GPU has them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 
 
 class VirtualWork(_C.Work):
-    """What a collective gives back: `wait` lets the current stream wait for it, as with NCCL, not the host."""
+    """The `Work` of a collective: `wait` makes the current stream wait for it, as with NCCL, not the host."""
 
     def __init__(self, group: VirtualGroup, pending: Pending | None, outputs: list[Tensor]) -> None:
         super().__init__()
@@ -55,18 +55,18 @@ class VirtualWork(_C.Work):
         return self._outputs
 
     def get_future(self) -> Any:
-        """A future that has its value; who waits for it, waits with the current stream."""
+        """Return a future that has its value; waiting for it makes the current stream wait."""
         pending = self._pending
         if pending is None:
-            return futures.arriving(None, self._outputs, self._hold)
+            return futures.future_of(None, self._outputs, self._hold)
         pending.carried()
-        return futures.arriving(pending.device, self._outputs, pending.hold)
+        return futures.future_of(pending.device, self._outputs, pending.hold)
 
 
 class Pending:
-    """A collective on its way: what ends it, and when it will be done, which is known once all ranks have come.
+    """A collective in flight. Its end is known once all ranks have entered it.
 
-    This rank's stream `arrived` at it then, in seconds on the clock; from then on its kernel runs.
+    This rank's stream `arrived` at it at that time on the clock, and its kernel runs from then on.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class Pending:
 
     @property
     def known(self) -> bool:
-        """Whether its end can be known without waiting for another rank."""
+        """True if its end can be computed without waiting for another rank."""
         return self.timed or self._latest.there()
 
     @property
     def come(self) -> bool:
-        """Whether `over` would wait for nobody; of messages nobody is asked."""
+        """True if `over` would not wait; False for messages."""
         return not self.call.lane and self.known and (self._values is None or self._values.there())
 
     def carried(self) -> None:
-        """Its values are there."""
+        """Wait for its values."""
         values = self._values
         if values is not None:
             with backing, torch.no_grad():
@@ -105,12 +105,12 @@ class Pending:
         self._let_go()
 
     def settle(self) -> None:
-        """Its end is known, and that of all before it."""
+        """Determine its end, and that of all before it."""
         while not self.timed:
             self.group.settle_next(self.call)
 
     def start(self) -> None:
-        """Give it its place in time; the group calls this in the order in which the collectives came."""
+        """Schedule it; the group calls this in the order of the collectives."""
         self.timed = True
         assert self.device is not None
         with backing:
@@ -119,23 +119,23 @@ class Pending:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Nobody need wait for it any more once it has its values and its end: until then the GPU keeps its tensors."""
+        """Release its tensors once it has its values and its end."""
         if self.device is not None and self.timed and self._values is None:
             self.device.timer.unsettled.pop(self, None)
 
     def over(self) -> None:
-        """The host waits for its values, and knows when it ends."""
+        """Wait on the host for its values, and determine its end."""
         self.carried()
         self.settle()
 
     def hold(self) -> None:
-        """The current stream waits for it."""
+        """Make the current stream wait for it."""
         self.over()
         if self.device is not None:
             self.device.timer.hold(self.device.stream, self.end)
 
     def done(self) -> bool:
-        """Whether the GPU has done it by now; for tensors of the host, whether its values are there."""
+        """Return True if the GPU has completed it by now; for host tensors, if its values are there."""
         if self.device is None:
             if self._values is not None and not self._values.there():
                 return False
@@ -148,7 +148,7 @@ class Pending:
 
 
 class Barrier(VirtualWork):
-    """A barrier, for which the host waits: until the current stream has come to it, where it is the GPU's."""
+    """A barrier, for which the host waits; a GPU's ends when the current stream has reached it."""
 
     def __init__(self, group: VirtualGroup, pending: Pending, clock: Clock, latest: Awaited[float]) -> None:
         super().__init__(group, pending, [])
@@ -164,7 +164,7 @@ class Barrier(VirtualWork):
 
 
 class Several(VirtualWork):
-    """Some collectives that PyTorch asked for with one call."""
+    """Several collectives of one call."""
 
     def __init__(self, group: VirtualGroup, works: list[VirtualWork]) -> None:
         super().__init__(group, None, [out for work in works for out in work._outputs])

@@ -1,4 +1,4 @@
-"""Which ranks there are: of this process, real or imagined, and how their GPUs are joined."""
+"""The ranks of a job, real or imagined, and the topology that joins their GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PER_NODE = 8
 class World:
     """`size` ranks of which this process is `rank`; with `imagined` it is the only one that runs.
 
-    `topology` says how many GPUs a machine has, and what joins them and the machines.
+    `topology` has the number of GPUs per machine, and their links.
     """
 
     size: int
@@ -25,7 +25,7 @@ class World:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What torchrun would tell this rank."""
+        """The environment variables that torchrun would set for this rank."""
         per_node = self.topology.per_node
         return {
             "RANK": str(self.rank),
@@ -38,7 +38,7 @@ class World:
         }
 
 
-def imagined(
+def imagined_world(
     gpu: str,
     ranks: int,
     rank: int = 0,
@@ -47,9 +47,9 @@ def imagined(
     nodes: int | None = None,
     adapters: int | str | None = None,
 ) -> World:
-    """A world of `ranks` ranks of which only `rank` runs; raises ValueError for a number that cannot be.
+    """Return a world of `ranks` ranks of which only `rank` runs; raises ValueError for impossible numbers.
 
-    Without `nodes` there are as few machines as hold them, eight GPUs in each at most.
+    Without `nodes` there are as few machines as possible, with at most eight GPUs each.
     """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= 65536:
         raise ValueError(f"ranks must be a whole number of GPUs from 1 to 65536, not {ranks!r}")
@@ -60,18 +60,18 @@ def imagined(
     return World(ranks, rank, True, topology(gpu, ranks=ranks, link=link, nodes=nodes, adapters=adapters))
 
 
-def of_machine(name: str, rank: int = 0) -> World:
-    """The world of all GPUs of a usual machine (`clock.links.MACHINES`)."""
+def machine_world(name: str, rank: int = 0) -> World:
+    """Return the world of all GPUs of a usual machine (`clock.links.MACHINES`)."""
     return World(MACHINES[name].topology.ranks, rank, True, MACHINES[name].topology)
 
 
-def real(gpu: str, size: int, rank: int, *, link: str | None = None, adapters: int | str | None = None) -> World:
-    """The world of `size` processes, spread over machines as torchrun's environment says (one without it)."""
+def real_world(gpu: str, size: int, rank: int, *, link: str | None = None, adapters: int | str | None = None) -> World:
+    """Return the world of `size` processes, spread over machines by torchrun's environment (one without it)."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE") or size)
     nodes = max(1, size // local) if size % local == 0 else 1
     return World(size, rank, False, topology(gpu, ranks=size, link=link, nodes=nodes, adapters=adapters))
 
 
 def members(global_ranks: Sequence[int], size: int) -> tuple[int, ...]:
-    """The ranks of a group, as PyTorch names them: an empty list is all of them."""
+    """Return the ranks of a group; in PyTorch an empty list means all of them."""
     return tuple(global_ranks) or tuple(range(size))

@@ -1,1 +1,1 @@
-"""What is read of the GPU in force: counters, their curve over a run, and whether it is real or virtual."""
+"""Read the GPU in use: memory counters, their curve over a run, real or virtual."""

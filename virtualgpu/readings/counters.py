@@ -1,6 +1,6 @@
-"""The GPUs that are in force, and PyTorch's own counts of allocated bytes on each.
+"""Resolve device arguments to GPUs, and read PyTorch's memory counters of each.
 
-It finds and reads; whoever resets a peak must first tell those who still need it (see `tracker`).
+Callers that reset a peak must first inform those that still need it (see `gpulab.memory.tracker`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from .source import in_force
 if TYPE_CHECKING:
     import torch
 
-MIB = 2**20
 DeviceLike: TypeAlias = "torch.device | str | int | None"
 
 
 class Gpu(NamedTuple):
-    """One GPU: where, the module that counts for it (torch.cuda or torch.accelerator), and what answers for that.
+    """One GPU: number, type, the module with its counters (torch.cuda or torch.accelerator), the virtual GPU in force.
 
     `nested` says that single counts are best read from torch's nested dictionary of all of them.
     """
@@ -33,8 +32,8 @@ class Gpu(NamedTuple):
         return f"{self.type}:{self.number}"
 
 
-def checked(device: Any) -> Any:
-    """`device` as a torch.device, or "all", or None for the current GPU; it need not exist.
+def parse_device(device: Any) -> Any:
+    """Parse `device` to a torch.device, "all", or None for the current GPU; it need not exist.
 
     Raises TypeError for what is no device at all, ValueError for a text that names none.
     """
@@ -56,8 +55,8 @@ def checked(device: Any) -> Any:
         raise ValueError(f"{wanted}, not {device!r}") from None
 
 
-def find(device: Any) -> list[Gpu]:
-    """The GPUs that a `checked` device means now; none where there is no such hardware (the CPU is none).
+def find_gpus(device: Any) -> list[Gpu]:
+    """Return the GPUs that a parsed device means now; none where there is no such hardware (the CPU is none).
 
     Raises ValueError for an index beyond the last GPU.
     """
@@ -86,7 +85,7 @@ def _range(type_: str, count: int) -> str:
 
 
 def _accelerator() -> tuple[str, Any] | None:
-    """The GPU's kind and the module that counts for it."""
+    """Return the GPU's kind and the module with its counters."""
     import torch
 
     if torch.cuda.is_available():
@@ -108,27 +107,27 @@ def _current(counts: Any) -> int:
 
 
 def allocated(gpu: Gpu) -> int:
-    """Bytes that live tensors hold, as `torch.cuda.memory_allocated` counts them."""
+    """Return the bytes that live tensors hold, as `torch.cuda.memory_allocated` counts them."""
     count: int = _nested(gpu)["current"] if gpu.nested else gpu.counts.memory_allocated(gpu.number)
     return count
 
 
-def peak(gpu: Gpu) -> int:
-    """The largest `allocated` since the peak was last reset."""
+def peak_allocated(gpu: Gpu) -> int:
+    """Return the largest `allocated` since the peak was last reset."""
     count: int = _nested(gpu)["peak"] if gpu.nested else gpu.counts.max_memory_allocated(gpu.number)
     return count
 
 
 def allocated_and_peak(gpu: Gpu) -> tuple[int, int]:
-    """Both at once."""
+    """Return both counts from one query."""
     if gpu.nested:
         counts = _nested(gpu)
         return counts["current"], counts["peak"]
     return gpu.counts.memory_allocated(gpu.number), gpu.counts.max_memory_allocated(gpu.number)
 
 
-def total(gpu: Gpu) -> int:
-    """All of the GPU's memory in bytes."""
+def total_memory(gpu: Gpu) -> int:
+    """Return the size of the GPU's memory in bytes."""
     if gpu.type == "cuda":
         return int(gpu.counts.get_device_properties(gpu.number).total_memory)
     return int(gpu.counts.get_memory_info(gpu.number)[1])

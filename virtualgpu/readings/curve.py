@@ -1,10 +1,10 @@
-"""Allocated and reserved memory over a run, as data: `MemoryCurve` and its `Mark`s. It measures and draws nothing."""
+"""`MemoryCurve` and `Mark`: allocated and reserved memory over a run, as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .counters import MIB
+from ..units import mib
 from .source import Numbers
 
 
@@ -51,14 +51,14 @@ class MemoryCurve:
         return before[-1] if before else None
 
     def finding(self) -> str:
-        """What the curve shows, in one line."""
+        """State the peak in one line."""
         phase = f" in “{self.peak_phase}”" if self.peak_phase else ""
         start = "Allocated memory" if self.every_event else "At the marks, allocated memory"
         finding = f"{start} peaks at {mib(self.peak_allocated_bytes)}{phase}"
         return f"{self.label}: {finding[0].lower()}{finding[1:]}" if self.label else finding
 
     def describe(self) -> str:
-        """The same in full, for whoever cannot see the picture."""
+        """Describe the curve in full, as alternative text."""
         first, last = self.allocated_bytes[0], self.allocated_bytes[-1]
         parts = [
             f"{self.finding()} ({self.device}, {self.numbers}).",
@@ -72,11 +72,3 @@ class MemoryCurve:
         if not self.every_event:
             parts.append("Between the marks nothing is known.")
         return " ".join(parts)
-
-
-def mib(size_bytes: int) -> str:
-    """A size as text, in MiB with one decimal (from 1000 on with none); in bytes below a tenth of a MiB."""
-    size = size_bytes / MIB
-    if abs(size) < 0.1 and size_bytes:
-        return f"{size_bytes:,} bytes"
-    return f"{size:,.{0 if abs(size) >= 1000 else 1}f} MiB"

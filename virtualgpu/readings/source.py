@@ -1,6 +1,6 @@
-"""Whether the numbers of this moment are measured or virtual: the one place of `gpulab.memory` that asks.
+"""Label numbers "measured" or "virtual", depending on the GPU that answers for torch.cuda.
 
-Everything else here talks to torch.cuda and torch.accelerator, and does not know what answers.
+Other modules call torch.cuda and torch.accelerator, and do not know whether a real GPU answers.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ Numbers = Literal["measured", "virtual"]
 
 
 def in_force() -> object | None:
-    """The virtual GPU that answers for torch.cuda now, None where a real one does; equal objects mean the same GPUs."""
+    """Return the virtual GPU that answers for torch.cuda now, None where a real one does."""
     return scope.current
 
 
 def numbers() -> Numbers:
-    """What to write beside a number that torch.cuda gives now."""
+    """Return the label of numbers that torch.cuda gives now."""
     return numbers_of(in_force())
 
 
 def numbers_of(scope: object | None) -> Numbers:
-    """What to write beside a number that was read while `in_force()` was `scope`."""
+    """Return the label of numbers that were read while `in_force()` was `scope`."""
     return "measured" if scope is None else "virtual"

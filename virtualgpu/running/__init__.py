@@ -1,1 +1,1 @@
-"""`python -m gpulab run`: anyone's script, unmodified, on a virtual GPU, and a report at its end."""
+"""`python -m gpulab run`: run an unmodified script on a virtual GPU, and report at its end."""

@@ -1,7 +1,7 @@
-"""What a GPU's memory was for, at the peak of one step: an optimizer's third, when all that stays is there.
+"""Break down a GPU's peak memory by role (weights, gradients, …) in an optimizer's third step.
 
-It uses the planner's ledger (`virtualgpu.planning`), for one step only: looking for who holds what takes time. It keeps
-nothing of the script alive: the optimizer that it follows is the first one, and after its death the next.
+It uses the planner's ledger (`virtualgpu.planning`), for one step only, as the search for holders takes time. It keeps
+nothing of the script alive, and follows the first optimizer, after its death the next.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from ..memory.blocks import Block
-from ..planning import holders
+from ..planning import tensor_roles
 from ..planning.ledger import Entry, Ledger
 from ..scope.device import Device
 
@@ -19,7 +19,7 @@ AFTER = 2  # steps
 
 
 class Categories:
-    """Told of every step of an optimizer on `device` (`step`); `found` is there after the third of one of them."""
+    """Receives every optimizer step on `device` (`step`); `found` is filled after the third of one optimizer."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -30,12 +30,12 @@ class Categories:
         self._telling = contextlib.ExitStack()
 
     def begins(self, optimizer: Any) -> None:
-        """An optimizer begins its step."""
+        """Note that an optimizer begins its step."""
         if self._ledger is not None:
-            holders.optimizing(self._ledger, optimizer)
+            tensor_roles.begin_optimizer_step(self._ledger, optimizer)
 
     def step(self, optimizer: Any, alive: dict[Block, Any]) -> None:
-        """An optimizer has taken a step; `alive` are the blocks that there are."""
+        """Note that an optimizer has taken a step; `alive` are the live blocks."""
         if self._ledger is not None:
             self._ledger.optimizing = False
         followed = None if self._optimizer is None else self._optimizer()
@@ -56,17 +56,17 @@ class Categories:
             self.device.drain()
             for block in alive:
                 ledger.adopt(block, Entry(block.size, 0, "no_grad", False))
-        self._telling.enter_context(holders.telling(ledger, optimizers=False))
+        self._telling.enter_context(tensor_roles.roles_tracked(ledger, optimizers=False))
         ledger.begin()
 
     def _end(self, ledger: Ledger) -> None:
         ledger.settle()
-        holders.tell(ledger)
+        tensor_roles.assign_roles(ledger)
         self.found = {role: nbytes for role, nbytes in ledger.at_the_peak().items() if nbytes}
         self.end()
 
     def end(self) -> None:
-        """Look no longer."""
+        """Stop observing."""
         self._telling.close()
         if self._ledger is not None:
             self.device.observer = None

@@ -1,7 +1,7 @@
-"""`python -m gpulab run [options] script.py args…`: reads the options, checks all that can be checked, and runs.
+"""`python -m gpulab run [options] script.py args…`: parse and check the options, then run.
 
-Everything after the script's name is the script's. The report goes to standard error, so that the script's own output
-can be piped on.
+Arguments after the script's name are the script's. The report goes to standard error, so that the script's output can
+be piped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ for others it says in what, and for whom.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `run`, for a parser that is made with `allow_abbrev=False`."""
+    """Add the options of `run` to a parser that is made with `allow_abbrev=False`."""
     parser.usage = USAGE
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -68,27 +68,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run it; the script's exit code, 2 where nothing was run. The report is written at the interpreter's exit."""
+    """Run; return the script's exit code, 2 where nothing was run. The report is written at the interpreter's exit."""
     try:
         session = prepare(options)
     except (target.CannotRun, ValueError) as error:
         print(f"gpulab run: {error}", file=sys.stderr)
         return 2
     if options.scaling:
-        session.alone = alone(options)
+        session.alone = run_on_one_gpu(options)
     session.begin()
     if not faulthandler.is_enabled():
-        faulthandler.enable()  # C that reads an address of the virtual GPU unseen: at least the script's line is told
+        faulthandler.enable()  # if C code dereferences a virtual GPU's address, show at least the script's line
     atexit.register(session.finish)  # before the script registers anything, so after all of that
     return session.execute()
 
 
 def prepare(options: argparse.Namespace) -> Session:
-    """The session for these options. Raises CannotRun or ValueError where something in them is wrong."""
+    """Return the session for these options. Raises CannotRun or ValueError for wrong ones."""
     if options.module is not None:
         if not options.module:
             raise target.CannotRun("-m needs the name of a module.")
-        what = target.module(options.module[0], options.module[1:])
+        what = target.module_target(options.module[0], options.module[1:])
     else:
         what = _script(options.script[1:] if options.script[:1] == ["--"] else options.script)
     mode, name = choose(options.gpu)
@@ -134,9 +134,9 @@ def prepare(options: argparse.Namespace) -> Session:
     return Session(what, gpu, keep=options.gpu is not None, json_to=options.json)
 
 
-def alone(options: argparse.Namespace) -> Alone:
-    """What the script takes on one GPU, DistributedDataParallel doing nothing: it runs in a process of its own, and
-    what it prints is dropped."""
+def run_on_one_gpu(options: argparse.Namespace) -> Alone:
+    """Run the script on one GPU in a process of its own, without DistributedDataParallel's work; its output is
+    dropped."""
     from .report import Alone
 
     command = [sys.executable, "-m", "gpulab", "run", "--ranks", "1", "--skip-ddp"]
@@ -160,16 +160,16 @@ def alone(options: argparse.Namespace) -> Alone:
 def _script(command: list[str]) -> target.Target:
     if not command:
         raise target.CannotRun(f"no script is given.\nusage: {USAGE}")
-    return target.script(command[0], command[1:])
+    return target.script_target(command[0], command[1:])
 
 
 def _count(given: int | None) -> int:
-    """How many GPUs: VirtualGPU checks the range."""
+    """Return the number of GPUs; VirtualGPU checks the range."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if given is None else given
 
 
 def _check_json(path: str | None) -> None:
-    """Raise CannotRun if the report could not be written, before the script has run for hours."""
+    """Raise CannotRun if the report cannot be written, before the script runs for hours."""
     if path is None or path == "-":
         return
     from .report import json_path

@@ -1,19 +1,18 @@
-"""What follows from a report: sentences that its own numbers prove, and nothing else.
+"""Derive advice from a report: only sentences that its own numbers prove.
 
-After an error nothing follows but what the error says, and before the first optimizer step nothing about training.
+After an error, hints concern only the error; before the first optimizer step, none concerns training.
 """
 
 from __future__ import annotations
 
 from ..gpus.specs import SPECS
-from ..readings.curve import mib
+from ..units import duration, mib
 from .report import Gpu, Report, Tried, ran_out
-from .text import duration
 
 _FULL = 0.9  # of the driver's memory
 _GAP = 0.25  # of what is reserved
 _GAP_BYTES = 256 << 20
-_LITTLE = 1 << 30  # every GPU of the table has it many times
+_LITTLE = 1 << 30  # bytes; every GPU of the table has many times as much
 _IDLE = 0.5  # of the time between steps
 _RECOMPUTED = 0.5  # of the peak
 _WAITS = 0.1  # of the time between steps
@@ -23,7 +22,7 @@ _NO_STEP = "No optimizer step was seen: what training takes is not in these numb
 
 
 def hints(report: Report) -> tuple[str, ...]:
-    """The sentences, the weightiest first."""
+    """Return the sentences, the most important first."""
     if _failed(report):
         return (*_values(report), *((_CUT_SHORT,) if report.used else ()))
     if not report.used:
@@ -43,7 +42,7 @@ def hints(report: Report) -> tuple[str, ...]:
 
 
 def _failed(report: Report) -> bool:
-    """Whether the script ended by an error, other than for want of the GPU's memory; a signal is none."""
+    """Return True if the script ended by an error other than out of memory; a signal is none."""
     ending = report.ending
     return ending.code != 0 and ending.kind not in ("terminated", "interrupted") and not ran_out(report)
 
@@ -96,7 +95,7 @@ _REACH = {"": " up to that line", "step": " to the end of a step", "end": " to t
 
 
 def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
-    """What the run takes, or needs up to that line (`nbytes`), and the smallest GPU that has it, tried where it can."""
+    """State the memory that the run needs (up to that line: `nbytes`), and the smallest GPU that has it."""
     early = "" if report.trained else ", before the first optimizer step,"
     what = f"Up to that line{early} the run needs {mib(nbytes)} (virtual)"
     if tried is not None and tried.until:
@@ -127,7 +126,7 @@ def _room(report: Report, gpu: Gpu) -> list[str]:
 
 
 def _smallest(nbytes: int) -> str | None:
-    """The GPU with the least memory that has so much."""
+    """Return the GPU with the least memory of at least `nbytes`."""
     fitting = [spec for spec in SPECS.values() if spec.memory_bytes >= nbytes]
     return min(fitting, key=lambda spec: spec.memory_bytes).name if fitting else None
 
@@ -191,7 +190,7 @@ def _starved(report: Report) -> list[str]:
 
 
 def _idle(report: Report) -> list[str]:
-    """Why the GPU waits, where it is not for data."""
+    """Explain why the GPU waits, if not for data."""
     known = [steps for steps in report.steps if steps.busy_share is not None and steps.count >= _STEPS]
     if not known:
         return []

@@ -1,4 +1,4 @@
-"""How a GPU is read at a mark: a virtual one from its clock, a real one through events, which wait for nothing."""
+"""Read time and memory of a GPU at a mark: from the virtual clock, or by CUDA events."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from .report import Between, GpuTime
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
-    from .watch import Watch
+    from .memory_watch import MemoryWatch
 
 
 class Meter(Protocol):
-    """What reads a GPU at a mark. The times of `reading` may be anything that `seconds` can turn into seconds.
+    """Reads a GPU at a mark. The times of `reading` may be anything that `seconds` can convert to seconds.
 
-    `counts_host`: whether the host's own work, such as loading data, is in these times.
+    `counts_host`: True if the host's own work, such as loading data, is in these times.
     """
 
     @property
     def counts_host(self) -> bool: ...
 
     def reading(self, device: Any) -> tuple[Any, int]:
-        """The time on the GPU's clock and the allocated bytes."""
+        """Return the time on the GPU's clock and the allocated bytes."""
 
     def seconds(self, marks: list[Any]) -> list[float] | None:
-        """The times of readings, in seconds since some moment; None where they cannot be read any more."""
+        """Return the times of readings, in seconds since some moment; None where they cannot be read any more."""
 
     def between(self, device: Any, marks: list[Any]) -> Between | None:
-        """What goes on between ranks in a step, None where there is nothing, or it is not known."""
+        """Return the communication of a step, None where there is none or it is not known."""
 
     def busy(self, marks: list[Any]) -> float | None:
-        """The share of the time from the first to the last mark in which kernels ran, None where it is not known."""
+        """Return the share of time from first to last mark in which kernels ran, None where it is not known."""
 
     def python(self, marks: list[Any]) -> float | None:
-        """Seconds of the host's own work, beside PyTorch's calls, between these marks; None where it is not known."""
+        """Return the seconds of the host's own work beside PyTorch's calls, None where it is not known."""
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """A block whose work is the watcher's, and takes none of the time that is read."""
+        """Return a block that takes none of the time that is read, for the watcher's own work."""
 
 
 class VirtualMeter:
-    """A scope's clock, and what its watches count.
+    """Reads a scope's clock, and its watches.
 
-    A mark is (all done at, seconds with a kernel running, seconds of the host's own work).
+    A mark is (time at which all work is done, seconds with a kernel running, seconds of the host's own work).
     """
 
-    def __init__(self, gpu: VirtualGPU, watches: list[Watch]) -> None:
+    def __init__(self, gpu: VirtualGPU, watches: list[MemoryWatch]) -> None:
         self.clock = gpu.clock
         self.counts_host = gpu.counts_host
         self.source = gpu.rates.source
         self.watches = watches
 
     def reading(self, device: Any) -> tuple[Any, int]:
-        """The mark, and the allocated bytes."""
+        """Return the mark and the allocated bytes."""
         index = device.index or 0
         watch = self.watches[index]
         with watch.device.lock:
@@ -62,11 +62,11 @@ class VirtualMeter:
         return (self.clock.now(index), self.clock.busy(index), self.clock.own), watch.allocated
 
     def seconds(self, marks: list[Any]) -> list[float] | None:
-        """When all was done, at each mark."""
+        """Return the time at which all work was done, at each mark."""
         return [done for done, *_ in marks]
 
     def time(self, index: int) -> GpuTime:
-        """What the clock says of GPU `index` up to now."""
+        """Return the totals of GPU `index` up to now."""
         clock = self.clock
         elapsed = max(clock.now(index), clock.host) - self.watches[index].began
         kernels = clock.kernels(index)
@@ -76,7 +76,7 @@ class VirtualMeter:
         return GpuTime(elapsed, computing, clock.waited, launch, kernels, *flops, self.source)
 
     def between(self, device: Any, marks: list[Any]) -> Between | None:
-        """The collectives of the last steps, as many as the record holds."""
+        """Return the collectives of the last steps, as many as the record holds."""
         spans = self.clock.record
         if not spans:
             return None
@@ -92,26 +92,26 @@ class VirtualMeter:
         return Between(steps, *(part / steps for part in parts))
 
     def busy(self, marks: list[Any]) -> float | None:
-        """The share of the GPU's time between first and last mark that its kernels took."""
+        """Return the share of the GPU's time between first and last mark that its kernels took."""
         (began, busy, _), (ended, busy_then, _) = marks[0], marks[-1]
         return (busy_then - busy) / (ended - began) if ended > began else None
 
     def python(self, marks: list[Any]) -> float | None:
-        """What the clock has counted as the host's own, where it counts it."""
+        """Return the seconds that the clock has counted as the host's own, if it counts them."""
         return marks[-1][2] - marks[0][2] if self.counts_host else None
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """The clock stands still."""
+        """Stop the clock."""
         return self.clock.stopped()
 
 
 class RealMeter:
-    """torch.cuda; a mark is an event on the current stream."""
+    """Reads torch.cuda; a mark is an event on the current stream."""
 
     counts_host = True
 
     def reading(self, device: Any) -> tuple[Any, int]:
-        """The event, and the allocated bytes."""
+        """Record an event; return it and the allocated bytes."""
         import torch
 
         with torch.cuda.device(device):
@@ -120,11 +120,11 @@ class RealMeter:
         return event, torch.cuda.memory_allocated(device)
 
     def seconds(self, marks: list[Any]) -> list[float] | None:
-        """The events' times; waits for the last of them. None on a GPU that has failed."""
+        """Return the events' times after waiting for the last of them; None on a GPU that has failed."""
         try:
             marks[-1].synchronize()
             return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
-        except RuntimeError:  # a kernel's error, which the script has seen before
+        except RuntimeError:  # a kernel's error, which the script has seen already
             return None
 
     def between(self, device: Any, marks: list[Any]) -> Between | None:
@@ -140,5 +140,5 @@ class RealMeter:
         return None
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """No clock can be stopped; what watches a real GPU takes microseconds a step."""
+        """Do nothing: a real clock cannot be stopped, and watching takes microseconds a step."""
         return contextlib.nullcontext()

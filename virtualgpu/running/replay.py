@@ -1,7 +1,7 @@
-"""A run's allocations once more: the same sequence, in an allocator with other settings or of another GPU.
+"""Replay a run's allocations in an allocator with other settings or another GPU's memory.
 
-The allocator is bookkeeping, so that this answers whether the run would have come so far there. What it does not know:
-another GPU's kernels may take other temporaries.
+It shows whether the run would have reached the same point there, except that another GPU's kernels may need other
+temporary memory.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from ..memory.out_of_memory import OutOfMemory
 from ..memory.settings import Settings
 from .report import Tried
 
-MOST = 1 << 22  # events of a record, of 8 bytes each: some seconds to go through
+MOST = 1 << 22  # events of a record, of 8 bytes each: some seconds to replay
 _NO_LIMIT = 1 << 50  # bytes
 _TAKE, _FREE, _HOLD, _STREAM, _EMPTY = range(5)
 _BITS = 3
 
-Run = tuple[Sequence[int], CachingAllocator]  # a record's events, and the allocator that they are of
+Run = tuple[Sequence[int], CachingAllocator]  # a record's events, and their allocator
 
 
 class Record:
-    """What an allocator was asked for, in order; `whole` as long as that is all there is to know.
+    """The requests to an allocator, in order; `whole` while they are complete.
 
-    It is not where private pools or another limit came into it, nor after MOST events.
+    They are not after private pools or another limit were used, nor after MOST events.
     """
 
     def __init__(self) -> None:
-        # number << _BITS | kind; the number is of bytes, of the block among all taken, or of a stream
+        # number << _BITS | kind; the number is a size in bytes, a block's sequence number, or a stream
         self.events = array("q")
         self.whole = True
         self._numbers: dict[Block, int] = {}
         self._taken = self._stream = 0
 
     def took(self, block: Block, nbytes: int, stream: int) -> None:
-        """A block for `nbytes` bytes was handed out."""
+        """Record that a block of `nbytes` bytes was allocated."""
         if stream != self._stream:
             self._stream = stream
             self._note(stream, _STREAM)
@@ -49,18 +49,18 @@ class Record:
         self._taken += 1
 
     def freed(self, block: Block) -> None:
-        """A block came back, or another stream no longer needs it."""
+        """Record that a block was freed, or is no longer used by another stream."""
         number = self._numbers.pop(block, None)
         if number is not None:
             self._note(number, _FREE)
 
     def held(self, block: Block) -> None:
-        """A block came back that another stream still uses."""
+        """Record that a block was freed while another stream uses it."""
         if block in self._numbers:
             self._note(self._numbers[block], _HOLD)
 
     def emptied(self) -> None:
-        """The cache was given back, since the program asked for that."""
+        """Record that the program emptied the cache."""
         self._note(0, _EMPTY)
 
     def _note(self, number: int, kind: int) -> None:
@@ -70,13 +70,13 @@ class Record:
             self.whole = False
 
 
-def request(nbytes: int, stream: int) -> array[int]:
-    """The events of one more block: what a record ends with where a request has failed."""
+def request_events(nbytes: int, stream: int) -> array[int]:
+    """Return the events of one request: the end of a record whose request has failed."""
     return array("q", (stream << _BITS | _STREAM, nbytes << _BITS | _TAKE))
 
 
 class Replayed(NamedTuple):
-    """What came of it: whether all of it had room, and the peaks in bytes, `used` with the context and the cache."""
+    """Result of a replay: True if all requests fit, and the peaks in bytes, `used` with context and cache."""
 
     fits: bool
     used: int
@@ -84,7 +84,7 @@ class Replayed(NamedTuple):
 
 
 def replay(events: Iterable[int], allocator: CachingAllocator) -> Replayed:
-    """Ask a fresh allocator for the same."""
+    """Repeat the requests on a fresh allocator."""
     taken: list[Block | None] = []
     held: list[Block] = []
     memory, stream, used = allocator.memory, 0, 0
@@ -125,8 +125,8 @@ def replay(events: Iterable[int], allocator: CachingAllocator) -> Replayed:
     return Replayed(fits, used + memory.context_bytes, allocator.memory_stats()["allocated_bytes.all.peak"])
 
 
-def tried(runs: Sequence[Run], until: str) -> Tried:
-    """What the records of one run's GPUs ask of a GPU that holds them whole; `until`: see `report.Tried`."""
+def try_allocators(runs: Sequence[Run], until: str) -> Tried:
+    """Find the GPU and the settings under which the records of a run fit; `until`: see `report.Tried`."""
     own = runs[0][1]
     settings, total = own.settings, own.memory.capacity_bytes
     without_limit = _all(runs, _NO_LIMIT, settings)
@@ -142,7 +142,7 @@ def tried(runs: Sequence[Run], until: str) -> Tried:
 
 
 def _all(runs: Sequence[Run], nbytes: int, settings: Settings) -> Replayed:
-    """The worst of GPUs with so much memory, each given its record."""
+    """Replay each record on a GPU with `nbytes` of memory; return the worst result."""
     fits, used, allocated = True, 0, 0
     for events, own in runs:
         fresh = CachingAllocator(nbytes, settings, context_bytes=own.memory.context_bytes, device=own.device)

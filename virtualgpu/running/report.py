@@ -1,6 +1,6 @@
-"""What is known of a run when it is over: numbers only, as a report and as what JSON can hold.
+"""The report of a run: dataclasses of plain numbers that JSON can hold.
 
-`text` writes it for people, `hints` draws conclusions; bytes are bytes and times seconds here.
+`report_text` formats it, `hints` derives advice. Sizes are in bytes and times in seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..readings.source import Numbers
-from .places import Line
+from .source_lines import Line
 from .target import Ending
 
 FORMAT = "gpulab run, 1"
@@ -19,7 +19,7 @@ FORMAT = "gpulab run, 1"
 
 @dataclass(frozen=True)
 class Share:
-    """Bytes that were allocated from one line of the script, and were there at the moment that is meant."""
+    """Bytes allocated from one line of the script and live at a given moment."""
 
     line: Line
     nbytes: int
@@ -27,12 +27,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a run that ran out would have taken, in bytes: its allocations in order, tried in other allocators.
+    """Memory in bytes that a run out of memory would have needed: its allocations, tried in other allocators.
 
-    `until`: how far the run was let go on over the limit, to the end of the "step", of the script ("end"), or not ("").
+    `until`: how far the run continued over the limit: to the end of the "step", of the script ("end"), or not ("").
     `gpu` is the smallest larger GPU of the table that holds it, None where none does; `used` the peak there, or without
     a limit, with the context and the allocator's cache. `expandable` is the peak with expandable segments on the GPU of
-    the run, None where they do not help; `expands`: they were in force.
+    the run, None where they do not help; `expands`: they were on in the run.
     """
 
     until: str
@@ -45,10 +45,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class Shortage:
-    """One allocation that failed, in bytes: what was asked for, and how things stood.
+    """One allocation that failed, in bytes: the request, and the state of the memory.
 
-    `free` is what the driver still had, after PyTorch's allocator had given its cache back; `room` is what that may
-    reserve in all. `tried` is known where the run ended with it, and all that was asked of the allocator is known.
+    `free` is what the driver had left after PyTorch's allocator had emptied its cache; `room` the most that the
+    allocator may reserve. `tried` is set where the run ended with this error and its requests are known completely.
     """
 
     requested: int
@@ -62,12 +62,12 @@ class Shortage:
 
     @property
     def missing(self) -> int:
-        """How much more the driver would have had to have."""
+        """Bytes that the driver lacked."""
         return max(0, self.requested - self.free)
 
     @property
     def fragmented(self) -> bool:
-        """Whether there was room for it, but not in one piece."""
+        """True if there was room for it, but not in one piece."""
         return self.allocated + self.requested <= self.room
 
 
@@ -75,10 +75,9 @@ class Shortage:
 class Memory:
     """The memory of one GPU over the run, in bytes.
 
-    `peak_used` is the driver's: PyTorch's reserve and the context (None where it was not watched). `peak_line` is where
-    the peak of allocated memory was reached, `peak_shares` which lines had allocated it; `recomputed` are the bytes of
-    it that backward had computed again, as checkpointing asks. `categories` says what the memory was for, at the peak
-    of a third step.
+    `peak_used` is the driver's: PyTorch's reserve and the context (None where it was not watched). `peak_line` is the
+    line at which allocated memory peaked, `peak_shares` the lines that had allocated it; `recomputed` are the bytes of
+    it that backward had recomputed for checkpoints. `categories` breaks the memory down at the peak of a third step.
     """
 
     total: int
@@ -106,11 +105,11 @@ class Cycles:
 
 @dataclass(frozen=True)
 class GpuTime:
-    """The modelled time of one virtual GPU: seconds from its first allocation until all was done, and what its kernels
-    took of them (without those of collectives, which `Steps.between` tells).
+    """The modelled time of one virtual GPU: seconds from its first allocation until all was done, and the time of its
+    kernels (without collectives, which are in `Steps.between`).
 
-    `waited` is the time the host waited for GPUs, `launch` what a kernel's launch took it on average; `flops` are those
-    of matrix products, convolutions and attention, which took `flop_seconds`. `source` says where the rates come from.
+    `waited` is the time the host waited for GPUs, `launch` its average time for a kernel's launch; `flops` are those of
+    matrix products, convolutions and attention, which took `flop_seconds`. `source` names the origin of the rates.
     """
 
     elapsed: float
@@ -125,16 +124,16 @@ class GpuTime:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one optimizer: how many, and the median seconds from one to the next on its GPU's clock.
+    """The steps of one optimizer: their number, and the median seconds from one to the next on its GPU's clock.
 
-    `parameters` are the numbers it optimizes, as it began. `busy_share` is the part of the time between the first and
+    `parameters` counts the numbers it optimizes. `busy_share` is the part of the time between the first and
     the last step in which kernels ran, those of collectives too; `growth` the bytes by which allocated memory grew a
     step on average from the third on, 0 where there is no trend, `state_growth` those of the optimizer's own state.
 
     `waited` are the seconds of each step in `DataLoader.__next__`, `waited_share` their part of the time from the first
-    step to the last; loading takes what it takes on this machine, whatever the GPU; None without a DataLoader. `python`
-    are the seconds of a step in which the host does other things than PyTorch's calls, loading without workers among
-    them (this machine's; None where the clock leaves them out).
+    step to the last; loading is timed on this machine, whatever the GPU; None without a DataLoader. `python` are the
+    seconds of a step outside PyTorch's calls, including loading without workers (on this machine; None where the clock
+    leaves them out).
     """
 
     optimizer: str
@@ -154,9 +153,9 @@ class Steps:
 
 @dataclass(frozen=True)
 class Between:
-    """What goes on between ranks in a step, on average over `steps` of them: `seconds` in which kernels of collectives
-    run, those of them in which no other kernel runs on this GPU (`exposed`), how many there are, and bytes. In `waited`
-    of the `seconds` this rank is there and another is not yet: the rank that waits least is the one that is late."""
+    """Communication between ranks in a step, averaged over `steps`: `seconds` in which kernels of collectives run,
+    those in which no other kernel runs on this GPU (`exposed`), number of collectives, and bytes. In `waited` of the
+    `seconds` this rank waits for a later one: the rank that waits least is the late one."""
 
     steps: int
     seconds: float
@@ -168,8 +167,8 @@ class Between:
 
 @dataclass(frozen=True)
 class Alone:
-    """The same script on one GPU: the median seconds of a step, or why there are none. `skipped_ddp` counts modules in
-    DistributedDataParallel, which did nothing there."""
+    """The same script on one GPU: the median seconds of a step, or why it is unknown. `skipped_ddp` counts the
+    DistributedDataParallel modules, which did nothing there."""
 
     median: float | None
     why: str = ""
@@ -188,15 +187,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Report:
-    """A run: what ran, how it ended, where, and what it took. `numbers` holds for all but `host_seconds` and what
-    `steps` say of this machine.
+    """A run: target, ending, GPUs, memory and time. `numbers` applies to all but `host_seconds` and the fields of
+    `steps` that are this machine's.
 
     `gpu` is the name of a virtual GPU such as "T4", or a real one's product name. `rank` is None without torchrun; of
-    `imagined` ranks, `joined` as it says, only this one ran.
-    On shapes alone, `operations` were asked for their results' shapes, and of `remembered` they were known already.
-    `steps` are those of optimizers on the GPU, `host_steps` counts those of the others. `ended_at` is the line at which
-    SIGTERM found the script; `waits_in` says what this rank waits in when it is ended, and for which others.
-    `skipped_ddp` modules were in a DistributedDataParallel that did nothing.
+    `imagined` ranks on the topology `joined`, only this one ran.
+    In shapes-only mode, `operations` counts shape computations, `remembered` those answered from the cache.
+    `steps` are those of optimizers on the GPU, `host_steps` counts those of the others. `ended_at` is the script's line
+    at SIGTERM; `waits_in` names the operation in which this rank waited at its end, and for which ranks.
+    `skipped_ddp` counts DistributedDataParallel modules that did nothing.
     """
 
     name: str
@@ -226,7 +225,7 @@ class Report:
 
     @property
     def scaling(self) -> float | None:
-        """How much more the ranks do in the same time than one GPU, each with its own batch, where that is known.
+        """Throughput of all ranks over that of one GPU, each with its own batch, where that is known.
 
         `world_size` would be perfect (weak scaling).
         """
@@ -237,26 +236,26 @@ class Report:
 
     @property
     def trained(self) -> bool:
-        """Whether an optimizer took a step, so that what training takes was seen."""
+        """True if an optimizer took a step."""
         return bool(self.steps or self.host_steps)
 
     @property
     def used(self) -> tuple[Gpu, ...]:
-        """The GPUs on which there was something."""
+        """The GPUs on which memory was requested."""
         return tuple(gpu for gpu in self.gpus if gpu.memory.peak_allocated or gpu.shortage)
 
 
 def ran_out(report: Report) -> bool:
-    """Whether the run ended for want of memory."""
+    """Return True if the run ended out of memory."""
     return report.ending.out_of_memory
 
 
 def as_json(report: Report, hints: tuple[str, ...]) -> dict[str, Any]:
-    """The report for machines, with the hints that were shown."""
+    """Return the report for JSON, with the hints that were shown."""
     return {"format": FORMAT, **dataclasses.asdict(report), "scaling": report.scaling, "hints": list(hints)}
 
 
 def json_path(path: str, rank: int | None) -> Path:
-    """Where the report of this rank goes: an absolute path, with the rank in its name under torchrun."""
+    """Return the path of this rank's report: absolute, with the rank in its name under torchrun."""
     where = Path(path).absolute()  # the script may change the directory
     return where if rank is None else where.with_name(f"{where.stem}.rank{rank}{where.suffix}")

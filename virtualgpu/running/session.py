@@ -1,6 +1,6 @@
-"""One run from beginning to end: the GPU is put in place, the script runs, the report is written once.
+"""One run from start to end: start the GPU, run the script, write the report once.
 
-Only the process that began writes it, and only once: at the interpreter's exit, or before, when SIGTERM ends it.
+Only the process that started the run writes it: at the interpreter's exit, or earlier at SIGTERM.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import torch
 from .. import lending
 from ..clock.clock import Clock
 from ..gpu import VirtualGPU
-from ..ranks import waiting
+from ..ranks import rank_waits
 from ..scope import in_force
-from . import hints, text
-from .backwards import Backwards
-from .children import Children
-from .early import Early
-from .feeding import Feeding
+from . import hints, report_text
+from .child_processes import ChildProcesses
+from .create_graph import CreateGraphCalls
+from .early_host_access import EarlyHostAccess
+from .loader_waits import LoaderWaits
+from .memory_watch import MemoryWatch
 from .meters import Meter, RealMeter, VirtualMeter
 from .overrun import Overrun
-from .places import Line, Places
-from .real import RealWatch
-from .real_time import RealTime
+from .real_gpus import RealGpus
 from .report import Alone, Gpu, Report, as_json, json_path
+from .source_lines import Line, SourceLines
 from .steps import StepMarks
 from .target import Ending, Target, execute
-from .watch import Watch
+from .wall_clock_calls import WallClockCalls
 
-_SPANS = 100_000  # of the clock's record: what the last steps did is known, however long the run
+_SPANS = 100_000  # of the clock's record: it covers the last steps of a run of any length
 
 
 class Session:
-    """A run of `target` on `gpu`, a virtual GPU that is not in force yet, or on the real ones for None.
+    """A run of `target` on `gpu`, a virtual GPU that is not started yet, or on the real ones for None.
 
-    `keep`: the script's own `gpulab.setup` stays on this GPU, whatever it asks for. `json_to` is a file, or "-" for
+    `keep`: the script's own `gpulab.setup` stays on this GPU, whatever its argument. `json_to` is a file, or "-" for
     standard output.
     """
 
@@ -57,25 +57,25 @@ class Session:
         self.alone: Alone | None = None
         self._keep = keep
         self._process = os.getpid()
-        self._places = Places(target.first_on_path, os.getcwd())
-        self._scopes: list[tuple[VirtualGPU, list[Watch], VirtualMeter]] = []
+        self._places = SourceLines(target.first_on_path, os.getcwd())
+        self._scopes: list[tuple[VirtualGPU, list[MemoryWatch], VirtualMeter]] = []
         self._overruns: list[Overrun] = []
-        self._early: dict[VirtualGPU, Early] = {}
-        self._real: RealWatch | None = None
+        self._early: dict[VirtualGPU, EarlyHostAccess] = {}
+        self._real: RealGpus | None = None
         self._ending: Ending | None = None
         self._outer = in_force.current
         self._done = False
         self._at: Line | None = None
         self._undo = contextlib.ExitStack()
 
-    # -- its beginning and its end -----------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Put the GPU in force and watch what happens."""
+        """Start the GPU and all observers."""
         undo = self._undo
         recipe = None
-        self._backwards = Backwards(self._allocated, self._places)
-        self._real_time = RealTime(self._places)
+        self._backwards = CreateGraphCalls(self._allocated, self._places)
+        self._real_time = WallClockCalls(self._places)
         undo.callback(self._real_time.end)
         undo.callback(self._backwards.end)
         self._follow_scopes()
@@ -86,26 +86,26 @@ class Session:
             undo.callback(lending.lend, None)
             recipe = {"gpu": self.gpu.spec.name, "count": self.gpu.count, "compute": self.gpu.compute}
         else:
-            self._real = RealWatch()
+            self._real = RealGpus()
             undo.callback(self._real.end)
-        feeding = Feeding(self._counting)
-        undo.callback(feeding.end)
-        self._steps = StepMarks(self._meter, self._stepped, feeding)
+        waits = LoaderWaits(self._counting)
+        undo.callback(waits.end)
+        self._steps = StepMarks(self._meter, self._stepped, waits)
         undo.callback(self._steps.end)
-        children = Children(recipe, self._forget)
+        children = ChildProcesses(recipe, self._forget)
         undo.callback(children.end)
         self._take_sigterm()
         self._began = time.monotonic()
 
     def execute(self) -> int:
-        """Run the target; its exit code."""
+        """Run the target; return its exit code."""
         self._ending = execute(self.target)
         for overrun in self._overruns:
             overrun.ended(self._ending)
         return self._ending.code
 
     def finish(self) -> None:
-        """Write the report, if this is the process that began and it has not been written."""
+        """Write the report, if this is the process that started the run and it has not been written."""
         if self._done or os.getpid() != self._process:
             return
         self._done = True
@@ -115,16 +115,16 @@ class Session:
         if isinstance(self._json_to, Path):
             self._json_to.write_text(written, encoding="utf-8")
         _write(sys.stdout, written if self._json_to == "-" else "")
-        _write(sys.stderr, "\n" + text.as_text(report, found))
+        _write(sys.stderr, "\n" + report_text.as_text(report, found))
 
     def close(self) -> None:
-        """Put everything back; for a process that goes on."""
+        """Undo all changes; for a process that goes on."""
         self._undo.close()
 
-    # -- what it sees ------------------------------------------------------------------------------------------------
+    # -- readings ----------------------------------------------------------------------------------------------------
 
     def report(self) -> Report:
-        """What is known up to now."""
+        """Return the report of the run up to now."""
         with self._outside_scopes():
             on_real = self._real is not None and (not self._scopes or self._real.used())
             where = self._on_real() if on_real else self._on_virtual()
@@ -141,7 +141,7 @@ class Session:
             alone=self.alone,
             cycles=self._backwards.cycles(),
             ended_at=self._at,
-            waits_in="" if self._ending is not None and self._ending.code == 0 else waiting.here.text(),
+            waits_in="" if self._ending is not None and self._ending.code == 0 else rank_waits.here.text(),
             **where,
         )
 
@@ -150,7 +150,7 @@ class Session:
         return {"gpu": self._real.name(), "numbers": "measured", "shapes_only": False, "gpus": self._real.gpus()}
 
     def _on_virtual(self) -> dict[str, Any]:
-        """The scope that was begun here, or, where nothing was put on that, the script's own with the largest peak."""
+        """Report the session's scope or, if that was not used, the script's own with the largest peak."""
         scope, watches, meter = self._scopes[0]
         if self._real is not None or not any(watch.peak for watch in watches):
             scope, watches, meter = max(self._scopes, key=lambda each: sum(watch.peak for watch in each[1]))
@@ -178,41 +178,41 @@ class Session:
         }
 
     def _outside_scopes(self) -> contextlib.AbstractContextManager[None]:
-        """Real GPUs are asked with no virtual one of the script's in force."""
+        """Suspend a virtual GPU of the script's while real ones are read."""
         inner = in_force.current
         if self._real is None or inner is None or inner is self._outer:
             return contextlib.nullcontext()
         return inner.suspended()
 
     def _meter(self) -> Meter | None:
-        """What reads the GPU that is in force now."""
+        """Return the meter of the GPU that is in force."""
         if self._real is not None and in_force.current is self._outer:
             return RealMeter()
         return next((meter for scope, _, meter in self._scopes if scope is in_force.current), None)
 
     def _allocated(self) -> int | None:
-        """The bytes that are allocated on all GPUs of the scope that is in force."""
+        """Return the bytes allocated on all GPUs of the scope that is in force."""
         watches = next((watches for scope, watches, _ in self._scopes if scope is in_force.current), None)
         if watches is not None:
             return sum(watch.allocated for watch in watches)
         return torch.cuda.memory_allocated() if self._real is not None and torch.cuda.is_initialized() else None
 
     def _counting(self) -> Clock | None:
-        """The clock of the GPU that is in force, if it counts the host's own time."""
+        """Return the clock of the GPU that is in force, if it counts the host's own time."""
         scope = in_force.current
         return scope.clock if scope is not None and scope.counts_host and self._meter() is not None else None
 
     def _stepped(self, optimizer: Any, device: Any, over: bool) -> None:
-        """An optimizer begins a step on the GPU that is in force, or has taken it."""
+        """Pass on that an optimizer begins a step on the GPU that is in force, or has taken it."""
         for scope, watches, _ in self._scopes:
             if scope is in_force.current:
                 watch = watches[device.index or 0]
                 (watch.stepped if over else watch.stepping)(optimizer)
 
-    # -- what it changes ---------------------------------------------------------------------------------------------
+    # -- patches -----------------------------------------------------------------------------------------------------
 
     def _follow_scopes(self) -> None:
-        """Watch every virtual GPU that starts: the run's, and those that the script makes."""
+        """Watch every virtual GPU that starts: the run's, and the script's own."""
         own = vars(VirtualGPU)["start"]
         session = self
 
@@ -227,7 +227,7 @@ class Session:
             self._undo.callback(setattr, VirtualGPU, name, before)
 
     def _see_scope(self, gpu: VirtualGPU) -> None:
-        watches = [Watch(device, self._places, self._backwards) for device in gpu.devices]
+        watches = [MemoryWatch(device, self._places, self._backwards) for device in gpu.devices]
         overrun = Overrun(gpu, watches)
         self._overruns.append(overrun)
         self._undo.callback(overrun.dismiss)
@@ -237,18 +237,18 @@ class Session:
         if gpu.world is not None or self.world_size > 1:
             gpu.clock.record = deque(maxlen=_SPANS)
         self._scopes.append((gpu, watches, VirtualMeter(gpu, watches)))
-        gpu.under_way = self._early[gpu] = Early(gpu.clock, self._places)
+        gpu.under_way = self._early[gpu] = EarlyHostAccess(gpu.clock, self._places)
         self._undo.callback(setattr, gpu, "under_way", None)
 
     def _stop(self) -> None:
-        """End the scope, and what the script left in force above it."""
+        """Stop the scope, and inner ones that the script left in force."""
         inner = in_force.current
         while inner is not None and any(inner is scope for scope, _, _ in self._scopes):
             inner.stop()
             inner = in_force.current
 
     def _take_sigterm(self) -> None:
-        """Report before SIGTERM ends the process, unless it is ignored here or the script takes it itself."""
+        """Write the report before SIGTERM ends the process, unless it is ignored or the script handles it."""
         try:
             before = signal.getsignal(signal.SIGTERM)
             if before is not signal.SIG_DFL:
@@ -270,22 +270,22 @@ class Session:
         os.kill(os.getpid(), number)
 
     def _forget(self) -> None:
-        """In a forked child: SIGTERM ends it as it would any process."""
+        """Write no report in a forked child, and restore its default SIGTERM."""
         self._done = True
         with contextlib.suppress(ValueError):  # forked by another thread than the main one
             self._give_sigterm()
 
 
 def _write(stream: TextIO | None, written: str) -> None:
-    """In one piece, as other ranks write too, and after all that has been written there."""
+    """Write in one piece, as other ranks write too, and flush."""
     if stream is not None:
-        with contextlib.suppress(OSError, ValueError):  # closed by the script, or by who read it
+        with contextlib.suppress(OSError, ValueError):  # closed by the script or the reader
             stream.write(written)
             stream.flush()
 
 
 def _rank() -> tuple[int | None, int]:
-    """This process's rank under torchrun, and how many there are."""
+    """Return this process's rank under torchrun, and the number of ranks."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None, 1
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,7 +1,7 @@
-"""The steps of a training run, without knowing its loop: every `optimizer.step()` is a mark.
+"""Detect the steps of a training loop: every `optimizer.step()` is a mark.
 
-An optimizer that takes no step (`GradScaler` skips one after an overflow) leaves none; a script with two optimizers has
-two series of marks. Intervals are between a step and the next of the same optimizer, so they hold all that is between.
+A skipped step (`GradScaler` skips one after an overflow) leaves none; a script with two optimizers has two series of
+marks. Intervals run from a step to the next of the same optimizer, and include everything in between.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..planning import holders
-from .feeding import Feeding
+from ..planning import tensor_roles
+from .loader_waits import LoaderWaits
 from .meters import Meter
 from .report import Steps
 
@@ -25,16 +25,16 @@ _SETTLED = 3  # steps after which a loop has allocated what it keeps
 
 
 class _Series:
-    def __init__(self, optimizer: Any, device: Any, meter: Meter, feeding: Feeding | None) -> None:
+    def __init__(self, optimizer: Any, device: Any, meter: Meter, waits: LoaderWaits | None) -> None:
         self.name = type(optimizer).__name__
         self.parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
         self.device = device
         self.meter = meter
-        self.feeding = feeding
+        self.waits = waits
         self.count = 0
         self.marks: list[Any] = []
         self.host = array("d")
-        self.waited, self.batches = array("d"), array("q")  # seconds in loaders until then, and what they gave
+        self.waited, self.batches = array("d"), array("q")  # seconds in loaders until each mark, and batches
         self.held, self.state = array("q"), array("q")
 
     def mark(self, optimizer: Any) -> None:
@@ -42,13 +42,13 @@ class _Series:
         if len(self.marks) < _MOST:
             mark, allocated = self.meter.reading(self.device)
             self.marks.append(mark)
-            self.host.append(time.monotonic())  # which no scope replaces
+            self.host.append(time.monotonic())  # scopes do not replace it
             more = bool(self.held) and allocated > self.held[-1]
-            self.state.append(sum(t.nbytes for t in holders.tensors(optimizer.state)) if more else -1)
+            self.state.append(sum(t.nbytes for t in tensor_roles.tensors_in(optimizer.state)) if more else -1)
             self.held.append(allocated)
-            if self.feeding is not None:
-                self.waited.append(self.feeding.seconds)
-                self.batches.append(self.feeding.batches)
+            if self.waits is not None:
+                self.waited.append(self.waits.seconds)
+                self.batches.append(self.waits.batches)
 
     def steps(self) -> Steps:
         what = self.name, self.parameters, str(self.device), self.count
@@ -72,16 +72,16 @@ class _Series:
             waited=waited,
             waited_share=waited_share,
             python=None if python is None else python / (len(self.marks) - 1),
-            growth=growth(held),
+            growth=growth_per_step(held),
             state_growth=(state[-1][1] - state[0][1]) // (state[-1][0] - state[0][0]) if len(state) > 1 else 0,
         )
 
 
-def growth(held: Sequence[int]) -> int:
-    """The bytes by which `held`, read at each step, grows a step on average; 0 where there is no trend.
+def growth_per_step(held: Sequence[int]) -> int:
+    """Return the bytes by which `held`, read at each step, grows per step on average; 0 where there is no trend.
 
-    A trend: of stretches of some steps the least that is held never falls, rises at least twice, and does so in the
-    second half too. What is kept at every fifth step only makes one, and what is allocated once does not.
+    There is one if the minimum over stretches of some steps never falls, rises at least twice, and also in the second
+    half. Memory kept at every fifth step makes a trend, memory allocated once does not.
     """
     if len(held) <= _SETTLED:
         return 0
@@ -100,33 +100,33 @@ def _median(times: Sequence[float]) -> float:
 
 
 class StepMarks:
-    """Marks the steps of all optimizers from now on; `meter()` says what reads the GPU at this moment.
+    """Marks the steps of all optimizers until `end`; `meter()` returns the reader of the current GPU.
 
-    `also` is called before and after each, with the optimizer, its device, and whether the step is over. `feeding` is
-    read at each for what was waited for data.
+    `also` is called before and after each, with the optimizer, its device, and True after the step. `waits` is read
+    at each for the time waited for data.
     """
 
     def __init__(
         self,
         meter: Callable[[], Meter | None],
         also: Callable[[Any, Any, bool], None] | None = None,
-        feeding: Feeding | None = None,
+        waits: LoaderWaits | None = None,
     ) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        self._meter, self._also, self._feeding = meter, also or (lambda *_: None), feeding
+        self._meter, self._also, self._waits = meter, also or (lambda *_: None), waits
         self._series: weakref.WeakKeyDictionary[Any, _Series] = weakref.WeakKeyDictionary()
         self._all: list[_Series] = []
         self.elsewhere = 0  # the steps of optimizers that are not on a GPU
         self._hooks = register_optimizer_step_pre_hook(self._begins), register_optimizer_step_post_hook(self._step)
 
     def end(self) -> None:
-        """Mark no longer."""
+        """Stop marking."""
         for hook in self._hooks:
             hook.remove()
 
     def steps(self) -> tuple[Steps, ...]:
-        """All optimizers that have taken a step, in the order of their first."""
+        """Return all optimizers that have taken a step, in the order of their first."""
         return tuple(series.steps() for series in self._all)
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -145,14 +145,14 @@ class StepMarks:
             return
         with meter.aside():
             if series is None:
-                series = self._series[optimizer] = _Series(optimizer, device, meter, self._feeding)
+                series = self._series[optimizer] = _Series(optimizer, device, meter, self._waits)
                 self._all.append(series)
             series.mark(optimizer)
             self._also(optimizer, series.device, True)
 
 
 def _device(optimizer: Any) -> Any:
-    """The GPU of its first parameter, None for an optimizer of the host's."""
+    """Return the GPU of its first parameter, None for an optimizer on the host."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             return parameter.device if parameter.device.type == "cuda" else None

@@ -1,6 +1,6 @@
-"""What is to be run: a script or a module, found and checked, then executed as `python` would execute it.
+"""Locate a script or module, check it, and execute it as `python` would.
 
-It knows nothing of GPUs: `__main__`, `sys.argv` and `sys.path` are the script's, and errors are shown with its frames.
+`__main__`, `sys.argv` and `sys.path` are the script's, and tracebacks show only its frames.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _NOT_PYTHON = {
     ".sh": "a shell script: put `-m gpulab run` after the `python` in it",
     ".json": "JSON", ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML",
 }  # fmt: skip
-INTERRUPTED = 130  # what a shell says of a process that Ctrl-C has ended
+INTERRUPTED = 130  # a shell's exit code for a process that Ctrl-C has ended
 _OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, runpy.__file__)
 _VIRTUAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class CannotRun(Exception):
-    """There is nothing to run, or not as it is asked for; the text says why, and what would be right."""
+    """The target cannot be run; the text says why, and what would be right."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Code to run as `__main__`; `name` is for the reader, `argv` what the code finds in `sys.argv`.
+    """Code to run as `__main__`; `name` is shown to the user, `argv` becomes `sys.argv`.
 
     A script has a `path`, as Python writes it in tracebacks; a module has none before it is found.
     """
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the code ended: its exit code, and in a few words why, "" for a plain end."""
+    """How the code ended: its exit code, and a short reason, "" for a normal end."""
 
     code: int
     kind: Literal["finished", "exit", "error", "interrupted", "terminated"] = "finished"
@@ -57,12 +57,12 @@ class Ending:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether a GPU's memory was short, and the code did not catch that."""
+        """True if the code ended with an uncaught OutOfMemoryError."""
         return self.kind == "error" and self.why.startswith("OutOfMemoryError")
 
 
-def script(path: str, arguments: Sequence[str] = ()) -> Target:
-    """The script at `path`; raises CannotRun where there is none, or none that can be read."""
+def script_target(path: str, arguments: Sequence[str] = ()) -> Target:
+    """Return the script at `path`; raises CannotRun where there is none that can be read."""
     found = Path(path)
     if found.is_dir():
         inside = found / "__main__.py"
@@ -87,8 +87,8 @@ def script(path: str, arguments: Sequence[str] = ()) -> Target:
     return Target(found.name, (path, *arguments), os.path.dirname(os.path.realpath(full)), path=full)
 
 
-def module(name: str, arguments: Sequence[str] = ()) -> Target:
-    """The module called `name`, as `python -m` finds it from here; raises CannotRun where its package is not there."""
+def module_target(name: str, arguments: Sequence[str] = ()) -> Target:
+    """Return the module `name`, as `python -m` finds it from here; raises CannotRun if its package is missing."""
     found = Target(f"-m {name}", ("-m", *arguments), os.getcwd(), module=name)
     before = sys.path[:]
     _put_first(found)
@@ -105,14 +105,14 @@ def module(name: str, arguments: Sequence[str] = ()) -> Target:
 
 
 def _put_first(target: Target) -> None:
-    """Let Python look first where it would for this target."""
+    """Set the first entry of `sys.path` as Python would for this target."""
     if not sys.flags.safe_path:
         sys.path[0:1] = [target.first_on_path]
 
 
 @contextlib.contextmanager
-def borrowed() -> Iterator[None]:
-    """Put back what `execute` changes in the interpreter; for a process that goes on afterwards."""
+def interpreter_restored() -> Iterator[None]:
+    """Restore the interpreter's state that `execute` changes; for a process that goes on afterwards."""
     main, argv, path = sys.modules["__main__"], sys.argv, sys.path[:]
     try:
         yield
@@ -121,10 +121,10 @@ def borrowed() -> Iterator[None]:
 
 
 def execute(target: Target) -> Ending:
-    """Run it to its end; an exception that it does not catch is shown as Python shows it.
+    """Run it to its end; an uncaught exception is shown as Python shows it.
 
-    `sys.modules["__main__"]`, `sys.argv` and `sys.path` stay the script's: what it left for the interpreter's exit, and
-    the processes it starts, need them.
+    `sys.modules["__main__"]`, `sys.argv` and `sys.path` stay the script's: its exit handlers and child processes need
+    them.
     """
     main = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
@@ -152,7 +152,7 @@ def execute(target: Target) -> Ending:
 
 
 def _code(target: Target) -> tuple[types.CodeType, dict[str, Any]]:
-    """The code, and what its module knows of itself; raises what Python raises for code that is none."""
+    """Return the code, and its module's attributes; raises the same errors as Python for invalid code."""
     if target.module:
         _, spec, code = runpy._get_module_details(target.module, SystemExit)  # type: ignore[attr-defined]
         known = {"__spec__": spec, "__package__": spec.parent, "__loader__": spec.loader, "__file__": spec.origin}
@@ -165,7 +165,7 @@ def _code(target: Target) -> tuple[types.CodeType, dict[str, Any]]:
 
 
 def _exit(code: object) -> Ending:
-    """What `sys.exit(code)` means."""
+    """Return the ending of `sys.exit(code)`."""
     if code is None:
         return Ending(0, "exit")
     if isinstance(code, int):
@@ -175,7 +175,7 @@ def _exit(code: object) -> Ending:
 
 
 def _theirs(error: BaseException) -> types.TracebackType | None:
-    """Its traceback without the frames that led to the script; where a GPU would fail, without the virtual GPU's."""
+    """Return the traceback without the runner's frames; for CUDA's errors, also without the virtual GPU's."""
     import torch
 
     trace = error.__traceback__

@@ -1,1 +1,1 @@
-"""What is in force: the current GPU, the labels of its storages, its devices, and what is put back at the end."""
+"""State of the running virtual GPU: the current scope, its devices, storage labels, and patches."""

@@ -1,6 +1,6 @@
-"""One virtual GPU: its spec, its memory behind a lock, its random numbers, and whether a kernel of it has failed.
+"""One virtual GPU device: spec, allocator behind a lock, random generator, fault state.
 
-It knows no operations and no patches; `dispatch` tells it what appears, labels tell it what goes.
+`dispatch` allocates on it, and labels on storages free. It knows no operations and no patches.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..memory.caching import CachingAllocator
 from ..memory.out_of_memory import OutOfMemory
 from ..memory.private import PrivatePool
 from ..memory.settings import Settings
-from . import host_memory, told
+from . import gpu_trace, host_memory
 from .in_force import Chosen
 from .labels import NAME, Label
 
-# What the driver counts for a process before its first tensor. Not published: it depends on the driver, the GPU and
-# on which kernels have been loaded.
+# Memory that the driver counts for a process before its first tensor. Not published: it depends on the driver, the GPU
+# and the kernels that have been loaded.
 CONTEXT_BYTES = 300 << 20
 
 DEVICE_ASSERT = (
@@ -46,31 +46,31 @@ MAY_BE_LATE = (
 
 
 class Capturing(Protocol):
-    """A CUDA graph that is being captured on a GPU."""
+    """A CUDA graph during its capture on a GPU."""
 
     def covers(self, stream: int) -> bool:
-        """Whether what this stream is given now goes into the graph."""
+        """Return True if work queued on this stream now goes into the graph."""
 
     def forbids(self) -> bool:
-        """Whether this thread may not wait for the GPU now."""
+        """Return True if this thread may not wait for the GPU now."""
 
     def break_off(self) -> None:
-        """It has been done all the same: the graph will not come to be."""
+        """Invalidate the capture, because a forbidden call was made."""
 
 
 class Observer(Protocol):
-    """Who is told of every block as it is allocated and freed, under the device's lock, and changes nothing."""
+    """Receives every block as it is allocated and freed, under the device's lock, and changes nothing."""
 
     def allocated(self, block: Block) -> None: ...
 
     def freed(self, block: Block) -> None:
-        """Called before the block is given back: its size still stands."""
+        """Called before the block is given back: its size is still valid."""
 
     def communicates(self, tensors: list[torch.Tensor]) -> None:
-        """What a collective sends and receives, on this device."""
+        """Called with the tensors on this device that a collective sends and receives."""
 
     def took_beside(self, block: Block | None) -> None:
-        """A block that a kernel took beside its results, after `allocated`; None for 0 bytes."""
+        """Called after `allocated` with a block of temporary memory of a kernel; None for 0 bytes."""
 
 
 class Device:
@@ -87,23 +87,23 @@ class Device:
         self.allocator = CachingAllocator(spec.memory_bytes, settings, context_bytes=CONTEXT_BYTES, device=index)
         self._memory = self.allocator.memory
         self._calls = 0
-        self.touched = 0.0  # bytes that kernels have read or written, without what they found in L2
-        self.loaded: set[str] = set()  # libraries whose kernels are there
-        # Of each address: that count when it was last touched, and when it was last written; and the bytes there.
+        self.touched = 0.0  # bytes that kernels have read or written, without L2 hits
+        self.loaded: set[str] = set()  # libraries whose kernels are loaded
+        # By address: `touched` when it was last accessed, and when it was last written; and the bytes there.
         self.cached: dict[int, tuple[float, float, int]] = {}
-        self.moved = 0  # of those, the bytes of the operation that is being charged
-        # Blocks that have died, with the time until which another stream uses them where there is one.
+        self.moved = 0  # bytes of `touched` that the current operation moved
+        # Dead blocks, with the time until which another stream uses them where there is one.
         self.pending: deque[Block | tuple[float, Block] | None] = deque()
         self.held: list[tuple[float, Block]] = []  # freed, and in use until then
         self.allocator.settle = lambda: self._complete(wait=True)
-        self.departed: deque[Callable[[], object]] = deque()  # what else is to be done once these are given back
+        self.departed: deque[Callable[[], object]] = deque()  # calls to make once these are given back
         self.lock = threading.RLock()
         self._current = Chosen()
         self.generator = torch.Generator()
         self.generator.manual_seed(torch.initial_seed())
         self.keeps_workspaces = False
         self.plans_convolutions = True
-        self.release = release.running()
+        self.release = release.running_release()
         self.workspaces: dict[Any, Label | None] = {}
         self.dropout_state: Label | None = None  # cuDNN's, of its recurrent layers
         self.fault: str | None = None
@@ -112,7 +112,7 @@ class Device:
         self.history: Any = None
         self.observer: Observer | None = None
         self.capture: Capturing | None = None
-        self.routes: list[tuple[Callable[[int], bool], PrivatePool]] = []  # which streams' memory is from which pool
+        self.routes: list[tuple[Callable[[int], bool], PrivatePool]] = []  # condition on the stream -> private pool
 
     def __repr__(self) -> str:
         return f"<virtual {self.spec.name}, cuda:{self.index}>"
@@ -127,13 +127,13 @@ class Device:
         self._current.number = number
 
     def drain(self) -> None:
-        """Give back what has died since the last time; call it under the lock."""
+        """Free the blocks that have died since the last call; the caller holds the lock."""
         pending, free = self.pending, self.allocator.free
         while pending:
             died = pending.popleft()
-            if died.__class__ is Block and self.history is None and self.observer is None:  # as below, for most
+            if died.__class__ is Block and self.history is None and self.observer is None:  # fast path
                 if died.state == LIVE:
-                    told.freed(died)
+                    gpu_trace.freed(died)
                     free(died)
                 continue
             held = isinstance(died, tuple)
@@ -143,7 +143,7 @@ class Device:
                     self.history.freed(block, completed=not held)
                 if self.observer is not None:
                     self.observer.freed(block)
-                told.freed(block)
+                gpu_trace.freed(block)
                 if held:
                     self.allocator.hold(block)
                     self.held.append((until, block))
@@ -153,7 +153,7 @@ class Device:
             self.departed.popleft()()
 
     def _complete(self, *, wait: bool = False) -> None:
-        """Give back what other streams no longer use; the caching allocator looks whenever it is asked for memory."""
+        """Free held blocks that other streams no longer use, as the caching allocator does at each allocation."""
         if self.allocator.captures or not self.held:
             return
         clock, held = self.timer.clock, self.held
@@ -167,9 +167,9 @@ class Device:
                 self.allocator.complete(block)
 
     def allocate(self, nbytes: int) -> Label:
-        """Memory for a storage of `nbytes`; raises torch.OutOfMemoryError with CUDA's text.
+        """Allocate a storage of `nbytes`; raises torch.OutOfMemoryError with CUDA's text.
 
-        With values, what the GPU holds lies in this machine's memory: where that ends first, MemoryError says so.
+        Values lie in this machine's memory: raises MemoryError where that runs out first.
         """
         memory = self._memory
         with self.lock:
@@ -189,20 +189,20 @@ class Device:
                     self._spend_calls()
                 label = Label(self, block, nbytes)
                 if nbytes >= host_memory.WORTH_ASKING and self.compute:
-                    host_memory.check(nbytes, f"the virtual GPU has room for {nbytes / 2**20:,.0f} MiB")
+                    host_memory.check_room(nbytes, f"the virtual GPU has room for {nbytes / 2**20:,.0f} MiB")
                 if self.history is not None and block is not None:
                     self.history.allocated(block)
                 if self.observer is not None and block is not None:
                     self.observer.allocated(block)
-                told.allocated(block)
+                gpu_trace.allocated(block)
                 return label
         try:
             raise failed
         finally:
-            del failed  # it knows this frame: both, and all callers' tensors, would live until Python looks for cycles
+            del failed  # breaks a cycle with this frame, which would keep all callers' tensors alive
 
     def _pool(self) -> PrivatePool | None:
-        """The private pool that this thread's allocations are from now."""
+        """Return the private pool that serves this thread's allocations now."""
         stream = self.stream
         return next((pool for covers, pool in reversed(self.routes) if covers(stream)), None)
 
@@ -213,12 +213,12 @@ class Device:
             raise torch.AcceleratorError(NOT_WHILE_CAPTURING + ("" if self.blocking else MAY_BE_LATE))
 
     def later(self, call: Callable[[], object]) -> None:
-        """Do something with the allocator soon: for finalizers, which may run at any moment, also inside it."""
+        """Queue a call that uses the allocator: for finalizers, which may run at any moment, also inside it."""
         self.departed.append(call)
         self.pending.append(None)
 
     def empty_cache(self) -> None:
-        """Give back what is cached; the driver waits for all kernels first."""
+        """Release cached memory; the driver waits for all kernels first."""
         with self.lock:
             self.drain()
             if self.fault is not None:
@@ -229,13 +229,13 @@ class Device:
                 self._spend_calls()
 
     def _spend_calls(self) -> None:
-        """The host's time for taking memory from the driver, and giving it back."""
+        """Charge the host for new driver calls that take or give back memory."""
         clock = self.timer.clock
         clock.spend((self._memory.calls - self._calls) * clock.rates.malloc_us * 1e-6)
         self._calls = self._memory.calls
 
     def load(self, library: str) -> None:
-        """A library is called: the first time the host waits until its kernels are loaded."""
+        """Charge the host for loading a library's kernels at its first call."""
         if library not in self.loaded:
             self.loaded.add(library)
             clock = self.timer.clock
@@ -246,10 +246,10 @@ class Device:
         setattr(storage, NAME, self.allocate(storage.nbytes()))
 
     def touch(self, sizes: Iterable[int | list[int]]) -> None:
-        """What a kernel takes beside its results, and gives back: it counts for peaks and for what is reserved.
+        """Allocate and free a kernel's temporary memory, which counts for peaks and for reserved memory.
 
-        A list among the sizes is a phase: what it holds is given back before what follows it is taken. A negative size
-        gives back the last that was taken of it.
+        A list among the sizes is a phase: its memory is freed before the next size is allocated. A negative size frees
+        the last allocation of that size.
         """
         held: list[Label] = []
         for size in sizes:
@@ -264,7 +264,7 @@ class Device:
         held.clear()
 
     def fail(self, assertion: str) -> None:
-        """A kernel's assertion has failed: every synchronisation from now on says so."""
+        """Record a failed device-side assert: every synchronization from now on raises it."""
         self.fault = assertion
         if self.blocking:
             self.raise_fault()
@@ -275,7 +275,7 @@ class Device:
             raise torch.AcceleratorError(DEVICE_ASSERT + ("" if self.blocking else MAY_BE_LATE))
 
     def is_sound(self) -> bool:
-        """True; raises torch.AcceleratorError if a kernel has failed, as whatever asks CUDA for its state does."""
+        """Return True; raises torch.AcceleratorError if a kernel has failed, as every query of CUDA's state does."""
         self.raise_fault()
         return True
 
@@ -284,9 +284,9 @@ class Device:
         self.check_capture()
         self.timer.synchronize(stream)
         if stream is None:
-            told.host_waits_for_all()
+            gpu_trace.host_waits_for_all()
         else:
-            told.host_waits_for_stream(stream)
+            gpu_trace.host_waits_for_stream(stream)
         self.raise_fault()
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""This machine's own memory, where the values of a virtual GPU lie: asked before it is filled."""
+"""Check that this machine has the memory for values, before a virtual GPU fills it."""
 
 from __future__ import annotations
 
-WORTH_ASKING = 64 << 20  # bytes from which the host is asked whether it has them
+WORTH_ASKING = 64 << 20  # bytes: smaller allocations are not checked
 _SPARE = 256 << 20
 
 
-def free() -> int:
-    """Bytes that this process can still take, by the machine and by its control group (containers)."""
+def free_bytes() -> int:
+    """Return the bytes that this process can still allocate, by the machine and its control group (containers)."""
     import psutil
 
     from ..control_groups import read_limits
@@ -19,9 +19,9 @@ def free() -> int:
     return min(available, limits.memory - (limits.used or 0))
 
 
-def check(nbytes: int, what: str) -> None:
+def check_room(nbytes: int, what: str) -> None:
     """Raise MemoryError, which begins with `what`, where `nbytes` would make the machine swap."""
-    left = free()
+    left = free_bytes()
     if left < nbytes + _SPARE:
         raise MemoryError(
             f"{what}, but this machine, whose memory holds its values, has only {max(0, left) / 2**20:,.0f} MiB left. "

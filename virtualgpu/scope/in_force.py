@@ -1,4 +1,4 @@
-"""Which virtual GPU is in force, and which threads are inside an operation on it.
+"""The virtual GPU in force, and per-thread state of operations on it.
 
 One scope is current at a time, in all threads; an inner one replaces the outer until it ends.
 """
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 class _Thread(threading.local):
     inside = 0  # above 0, tensors answer with the device that really holds them
-    functional = False  # within a functional collective, whose results are a program's, not buffers
-    kernel: Any = None  # of a library's operator, while it runs
-    watched = False  # whether its operations pass the dispatch mode
+    functional = False  # within a functional collective, whose results belong to the program and are no buffers
+    kernel: Any = None  # kernel of a library's operator, while it runs
+    watched = False  # True while its operations pass through the dispatch mode
 
 
 class Chosen(threading.local):
@@ -26,12 +26,12 @@ class Chosen(threading.local):
 
 
 current: VirtualGPU | None = None
-suspended: list[VirtualGPU] = []  # those that are out of force for a while, the outermost first
+suspended: list[VirtualGPU] = []  # the outermost first
 thread = _Thread()
 
 
 class Backing:
-    """With this in force, what happens is not seen by the virtual GPU: its own work on the tensors behind it."""
+    """Context manager in which the virtual GPU does not see operations: its own work on backing tensors."""
 
     def __enter__(self) -> None:
         thread.inside += 1

@@ -1,7 +1,8 @@
-"""Which storages are on a virtual GPU: a label on the storage, which holds its block and gives it back when it dies.
+"""Labels on storages: the virtual GPU that each is on, and the memory block that it holds.
 
-A tensor is where its storage is, so views, parameters and what autograd keeps need nothing of their own. The label
-lives on the Python object of the storage, which PyTorch keeps as long as the storage itself.
+A tensor is on the device of its storage, so views, parameters and autograd's saved tensors need no label of their own.
+The label is an attribute of the storage's Python object, which PyTorch keeps as long as the storage; when it dies, it
+gives its block back.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _storage_of = torch._C.TensorBase.untyped_storage
 
 
 class Label:
-    """The storage's GPU and its block there, None for 0 bytes; and the streams that use it beside its own."""
+    """The storage's GPU, its block there (None for 0 bytes), and other streams that use it (`record_stream`)."""
 
     __slots__ = ("block", "device", "nbytes", "users")
 
@@ -34,7 +35,7 @@ class Label:
         self.users: set[tuple[DeviceClock, int]] | None = None
 
     def used_by(self, timer: DeviceClock, stream: int) -> None:
-        """`Tensor.record_stream`: when it is freed, what this stream has been given by then may still use it."""
+        """`Tensor.record_stream`: once freed, the block is held until this stream's work queued by then is done."""
         if self.block is not None and (timer is not self.device.timer or stream != self.block.stream):
             self.users = (self.users or set()) | {(timer, stream)}
 
@@ -48,7 +49,7 @@ class Label:
 
 
 class Floating:
-    """The label of what C++ made for tensors not yet known, with no Python call behind it.
+    """The label of a tensor that C++ made without a Python call, whose device is not known yet.
 
     A composite operation asks for `zeros(…, self.options())`, and its options name the CPU although `self` may be on a
     virtual GPU. Such a tensor joins the GPU of the first labelled tensor that it meets.
@@ -62,7 +63,7 @@ FLOATING = Floating()
 
 
 class _Nowhere:
-    """In place of the GPU on labels of the host: one that is not in force."""
+    """Stands for the GPU in labels of the host: never active."""
 
     active = False
 
@@ -71,7 +72,7 @@ class HostShape:
     """The label of a host tensor without values, where the GPU has none either (`operations/host_shapes.py`)."""
 
     __slots__ = ("device", "dtype", "made_by", "nbytes", "shape", "where")
-    made = False  # whether there has been one, so that nobody need look where there was none
+    made = False  # True once there has been one: no need to search before
 
     def __init__(self, made_by: Any, tensor: torch.Tensor, where: str) -> None:
         HostShape.made = True
@@ -90,15 +91,15 @@ NOWHERE: Any = _Nowhere()
 
 
 def storage_of(tensor: torch.Tensor) -> Any:
-    """The storage, None for a tensor without one (sparse, or a subclass that only wraps others)."""
+    """Return the storage, None for a tensor without one (sparse, or a wrapper subclass)."""
     try:
         return _storage_of(tensor)
     except (RuntimeError, NotImplementedError):
         return None
 
 
-def inside(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor in one that only wraps it, such as a rank's part in a DTensor; None in any other."""
+def wrapped_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor within a wrapper subclass, such as a rank's part of a DTensor; None for any other tensor."""
     kind = type(tensor)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return None
@@ -112,13 +113,13 @@ def inside(tensor: torch.Tensor) -> torch.Tensor | None:
     return found
 
 
-def wraps(kind: type) -> bool:
-    """Whether tensors of this type only wrap others, of which their operations are made, as torch.distributed's are."""
+def is_wrapper_type(kind: type) -> bool:
+    """Return True for wrapper subclasses, whose operations run on the tensors within, such as torch.distributed's."""
     return kind.__module__.startswith("torch.distributed.") and hasattr(kind, "__tensor_flatten__")
 
 
 def _wrapped(tensor: torch.Tensor) -> str | None:
-    if not wraps(type(tensor)):
+    if not is_wrapper_type(type(tensor)):
         return None
     names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
     return next(name for name in names if isinstance(getattr(tensor, name), torch.Tensor))
@@ -128,8 +129,8 @@ _WRAPS: dict[type, str | None] = {}
 
 
 def device_of(tensor: torch.Tensor) -> Device | None:
-    """The virtual GPU that a tensor is on, None for the host."""
-    inner = inside(tensor)
+    """Return the virtual GPU that a tensor is on, None for the host."""
+    inner = wrapped_tensor(tensor)
     if inner is not None:
         return device_of(inner)
     storage = storage_of(tensor)
@@ -145,7 +146,7 @@ def _of_parts(tensor: torch.Tensor) -> Device | None:
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold a sparse tensor's data."""
+    """Return the tensors that hold a sparse tensor's data."""
     if tensor.layout == torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

@@ -1,4 +1,4 @@
-"""Which GPU is meant: by its number, its name, a generator, or by nothing at all."""
+"""Resolve device arguments to GPU indices: numbers, names, generators, or the current GPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ..gpu import VirtualGPU
     from .device import Device
 
-stream_numbers = itertools.count(1)  # of streams, in the order in which they are made
-generators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # those of GPUs, by their C++ object
+stream_numbers = itertools.count(1)
+generators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # of GPUs, by their C++ object
 
 
 def current() -> VirtualGPU:
-    """The virtual GPU in force; RuntimeError without one."""
+    """Return the virtual GPU in force; raises RuntimeError without one."""
     gpu = in_force.current
     if gpu is None:
         raise RuntimeError("no virtual GPU is in force")
@@ -27,12 +27,12 @@ def current() -> VirtualGPU:
 
 
 def device_at(index: int | None) -> Device:
-    """The GPU with this index, the current one for None."""
+    """Return the GPU with this index, the current one for None."""
     return current().device(index)
 
 
 def indexed(device: Any) -> torch.device:
-    """A device with its number: `cuda` is the current one."""
+    """Return a device with its index: `cuda` is the current one."""
     if isinstance(device, int) and not isinstance(device, bool):
         if device < 0:
             raise RuntimeError("Device index must not be negative")
@@ -42,7 +42,7 @@ def indexed(device: Any) -> torch.device:
 
 
 def device_number(device: Any) -> int:
-    """The number that names a GPU as `torch.cuda` takes it: None, 1, "cuda:1" or a torch.device; it need not exist."""
+    """Return the index of a device argument of `torch.cuda`: None, 1, "cuda:1" or a torch.device; it need not exist."""
     if device is None:
         return device_at(None).index
     if isinstance(device, int):
@@ -54,12 +54,12 @@ def device_number(device: Any) -> int:
 
 
 def device_index(device: Any) -> int:
-    """The number of a GPU that exists; torch.AcceleratorError for another."""
+    """Return the index of an existing GPU; raises torch.AcceleratorError for another."""
     return device_at(device_number(device)).index
 
 
 def generator_device(generator: Any) -> torch.device:
-    """Where a generator is. An operation is handed a new Python object for it: the one in C++ says which it is."""
+    """Return a generator's device. Operations receive a new Python object for it; its C++ object identifies it."""
     found = generators.get(generator._cdata)
     where: torch.device = generator.device if found is None else found.device
     return torch.device("cuda", device_index(where)) if where.type == "cuda" else where

@@ -1,7 +1,6 @@
-"""Autograd's engine, as operations below it need to know it.
+"""Detect whether only autograd's engine holds a tensor, as operations below autograd need to know.
 
-Whether it is the only owner of a tensor is counted in references: how many there are then is tried out once, on a small
-graph, and on any doubt the answer is no.
+It counts references, and compares them with those in a small graph that is run once; on any doubt the answer is no.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ aten = torch.ops.aten
 
 
 class _Probe(TorchDispatchMode):
-    """Notes the references to the first operand of what `_WRITTEN` lists."""
+    """Records the references to the first operand of the operations in `_WRITTEN`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -62,7 +61,7 @@ _WRITTEN: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @cache
 def _alone() -> dict[Any, tuple[int, int, int]]:
-    """The references to a tensor that only the engine or its formula has, as each operation meets it."""
+    """Return the reference counts of a tensor that only the engine or its formula holds, by operation."""
     found = {}
     for func, forward in _WRITTEN.items():
         x = torch.zeros(2, requires_grad=True, device="cpu")
@@ -76,7 +75,7 @@ def _alone() -> dict[Any, tuple[int, int, int]]:
 
 @cache
 def prepare(include: Callable[[bool], None]) -> None:
-    """Try it out, once in a process; not within an operation. `include` lets operations pass above autograd or not."""
+    """Run the small graph, once in a process, outside of operations; `include` switches the kernels above autograd."""
     include(True)
     try:
         with torch.enable_grad():
@@ -86,7 +85,7 @@ def prepare(include: Callable[[bool], None]) -> None:
 
 
 def owns(func: Any, tensor: torch.Tensor, references: int) -> bool:
-    """Whether nothing but the engine holds `tensor`, which `func` writes to or copies.
+    """Return True if nothing but the engine holds `tensor`, which `func` writes to or copies.
 
     `references` is the caller's `sys.getrefcount` of it.
     """
@@ -95,8 +94,8 @@ def owns(func: Any, tensor: torch.Tensor, references: int) -> bool:
     return references <= alone[0] and uses <= alone[1] and storage_uses <= alone[2]
 
 
-def dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one piece of memory, whatever dimension comes first (is_non_overlapping_and_dense)."""
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return True if the elements fill one piece of memory in some order (is_non_overlapping_and_dense)."""
     if tensor.is_contiguous():
         return True
     nearest = 1
@@ -109,7 +108,7 @@ def dense(tensor: torch.Tensor) -> bool:
 
 
 def with_autograd(run: Callable[[], T]) -> T:
-    """Call `run` with autograd, which is off in this thread while an operation is handled: in another thread."""
+    """Call `run` with autograd in another thread, as it is off in this one while an operation is handled."""
     found: list[T] = []
     failed: list[BaseException] = []
 
@@ -120,7 +119,7 @@ def with_autograd(run: Callable[[], T]) -> T:
         except BaseException as error:
             failed.append(error)
 
-    thread = Bare(target=there)
+    thread = UnwatchedThread(target=there)
     thread.start()
     thread.join()
     if failed:
@@ -128,5 +127,5 @@ def with_autograd(run: Callable[[], T]) -> T:
     return found[0]
 
 
-class Bare(threading.Thread):
+class UnwatchedThread(threading.Thread):
     """A thread that no virtual GPU watches."""

@@ -1,7 +1,4 @@
-"""Attributes that are replaced for a while, and put back to the identical objects.
-
-It knows nothing of what it replaces.
-"""
+"""Replace attributes for a while, and restore the identical objects."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ class Patches:
         self._replaced: list[tuple[Any, str, Any]] | None = None
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace `owner.name`. What an owner inherits is hidden, not changed, and shows again afterwards."""
+        """Replace `owner.name`. An inherited attribute is hidden, not changed, and shows again afterwards."""
         self._made.append((owner, name, vars(owner).get(name, _ABSENT)))
         self._replaced = None
         setattr(owner, name, value)
@@ -31,11 +28,11 @@ class Patches:
         owner[name] = value
 
     def undo(self, call: Callable[[], None]) -> None:
-        """What else `restore` has to do, in its turn."""
+        """Add a call that `restore` makes in its turn."""
         self._made.append(call)
 
     def replaced(self) -> list[tuple[Any, str, Any]]:
-        """What `set` has replaced: owner, name, and what stood there; the same list until that is another."""
+        """Return the replacements made by `set`: owner, name, original; the same list until they change."""
         if self._replaced is None:
             self._replaced = [entry for entry in self._made if isinstance(entry, tuple)]
         return self._replaced

@@ -1,4 +1,4 @@
-"""What the virtual GPU says where it does not go on: operations it does not mirror, values it does not have, notes."""
+"""Errors and warnings of the virtual GPU: operations it does not mirror, values it does not have."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import warnings
 
 
 class NotMirrored(NotImplementedError):
-    """An operation that the virtual GPU does not know how to do as a GPU does it."""
+    """An operation that the virtual GPU cannot do as a GPU does it."""
 
 
 class NoValues(RuntimeError):
     """A value was asked for where only shapes exist."""
 
 
-def warn_once(told: set[str], text: str) -> None:
-    """Warn with `text` unless it was `told` before."""
-    if text not in told:
-        told.add(text)
+def warn_once(warned: set[str], text: str) -> None:
+    """Warn with `text` unless it was `warned` before."""
+    if text not in warned:
+        warned.add(text)
         warnings.warn(text, stacklevel=6)

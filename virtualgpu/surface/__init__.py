@@ -1,1 +1,1 @@
-"""What PyTorch says about CUDA from Python, replaced while a virtual GPU is in force."""
+"""PyTorch's Python interface to CUDA, replaced while a virtual GPU is in force."""

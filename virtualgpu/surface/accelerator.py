@@ -1,4 +1,4 @@
-"""What `torch.accelerator` asks, answered for the virtual GPU."""
+"""`torch.accelerator` on a virtual GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""C functions that a program calls through ctypes with an address on the virtual GPU, where no memory is.
+"""Intercept C functions that a program calls through ctypes with a virtual GPU's address.
 
-They would end the process. What is called is looked at before: `foreign.reach` says what is done in its place. (An
-address that is read without a call, `from_address` or an integer that another language is given, is not seen.)
+Such a call would crash the process; `foreign.reach` decides what happens in its place. (Accesses without a call, by
+`from_address` or from another language, are not seen.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSTEAD = (
 
 
 def install(patches: Patches) -> None:
-    """Look at what C functions are given, also of libraries that are loaded later, as long as a GPU is in force."""
+    """Check the arguments of C functions, also of libraries that are loaded later, while a GPU is in force."""
 
     def guard(kind: Any) -> None:
         if "__call__" not in vars(kind):
@@ -66,7 +66,7 @@ def _guarded(own: Any) -> Any:
 
 
 def reaches_gpu(args: Any) -> bool:
-    """Whether there is an address on a virtual GPU among the arguments of a C function."""
+    """Return True if an argument of a C function is an address on a virtual GPU."""
     gpu = in_force.current
     return gpu is not None and any(_on_gpu(gpu, address) for item in args for address in _addresses(item))
 
@@ -76,7 +76,7 @@ def _on_gpu(gpu: VirtualGPU, address: int) -> bool:
 
 
 def _addresses(item: Any) -> Iterator[int]:
-    """The numbers that C is given with an argument, or finds behind its pointer."""
+    """Yield the numbers that an argument passes to C, or that lie behind its pointer."""
     item = getattr(item, "_as_parameter_", item)
     if isinstance(item, int):
         yield item
@@ -90,11 +90,11 @@ def _addresses(item: Any) -> Iterator[int]:
 
 
 # -- bitsandbytes ----------------------------------------------------------------------------------------------------
-# Which C library it has loaded depends on PyTorch's build, and on whether there was a GPU when it was imported.
+# Its C library depends on PyTorch's build, and on a GPU being present at its import.
 
 
 def _kernels(module: ModuleType, patches: Patches) -> None:
-    """`bitsandbytes.cextension`: C functions that its library has not are left out as those that it has."""
+    """`bitsandbytes.cextension`: functions that its library lacks are skipped like those that it has."""
 
     def guarded(own: Any) -> Any:
         def __getattr__(self: Any, name: str) -> Any:
@@ -120,7 +120,7 @@ def _kernels(module: ModuleType, patches: Patches) -> None:
 
 
 def _managed(module: ModuleType, patches: Patches) -> None:
-    """`bitsandbytes.functional`: what it asks CUDA for directly, memory of `cudaMallocManaged` and a handle of cuBLAS.
+    """`bitsandbytes.functional`: its direct uses of CUDA, `cudaMallocManaged` and a cuBLAS handle.
 
     Managed memory is the host's and the GPU's, and none of PyTorch's allocator: here a tensor of the host.
     """
@@ -148,7 +148,7 @@ def _registered(module: ModuleType, patches: Patches) -> None:
 
 
 def _chosen(module: ModuleType, patches: Patches) -> None:
-    """`bitsandbytes.backends.cuda.ops`: what it has remembered of the GPU, and of which kernel is best there."""
+    """`bitsandbytes.backends.cuda.ops`: its caches of the GPU's properties and of the best kernel."""
     for remembers in [value for value in vars(module).values() if isinstance(value, functools._lru_cache_wrapper)]:
         remembers.cache_clear()
         patches.undo(remembers.cache_clear)

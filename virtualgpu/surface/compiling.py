@@ -1,7 +1,7 @@
-"""`torch.compile` on a virtual GPU: what is compiled runs as it is written, and a note says so.
+"""`torch.compile` on a virtual GPU: functions run eagerly, and a note says so.
 
-A compiler for CUDA has nothing to compile for here, and its tracer stops at tensors that are not CUDA's. The wrappers
-that `torch.compile` makes stay PyTorch's, with their attributes and the names in their state dictionaries.
+There is no CUDA to compile for, and the tracer stops at tensors that are not CUDA's. The wrappers that `torch.compile`
+makes stay PyTorch's, with their attributes and the names in their state dictionaries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     own = torch.compile
 
     def compile(*args: Any, **kwargs: Any) -> Any:
-        warn_once(gpu.told, NOTE)
+        warn_once(gpu.warned, NOTE)
         made = own(*args, **kwargs)
         _run_eagerly(patches)
         return made
@@ -37,7 +37,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
 
 
 def _run_eagerly(patches: Patches) -> None:
-    """What `torch.compiler.set_stance("force_eager")` sets."""
+    """Do what `torch.compiler.set_stance("force_eager")` does."""
     tracer = sys.modules[_TRACER]
     if tracer._stance.stance != "force_eager":
         patches.set(tracer, "_stance", type(tracer._stance)("force_eager"))

@@ -1,4 +1,4 @@
-"""New tensors from the data of Python: `torch.tensor` and its kin, sparse tensors, and tensor types.
+"""Tensors from Python data: `torch.tensor` and its kin, sparse tensors, tensor types.
 
 PyTorch's C++ makes these with a guard that asks the driver, before any operation is seen.
 """
@@ -56,11 +56,11 @@ def install(patches: Patches) -> None:
         patches.set(torch.nested, name, _nested(getattr(torch.nested, name)))
 
 
-# -- where does it go? -----------------------------------------------------------------------------------------------
+# -- target device ---------------------------------------------------------------------------------------------------
 
 
 def default_device() -> torch.device | None:
-    """The device that `with torch.device(…)` or `torch.set_default_device` has named, in this thread."""
+    """Return the device set by `with torch.device(…)` or `torch.set_default_device` in this thread."""
     if not torch._C._len_torch_function_stack():
         return None
     contexts = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
@@ -68,7 +68,7 @@ def default_device() -> torch.device | None:
 
 
 def goes_to_gpu(device: Any) -> bool:
-    """Whether a new tensor goes to the GPU: named, or by default."""
+    """Return True if a new tensor goes to the GPU, by argument or by default."""
     if device is None:
         device = default_device()
     if device is None or isinstance(device, bool):
@@ -118,7 +118,12 @@ def _from_data(data: Any, **kwargs: Any) -> Tensor:
 
 def _readable(data: Any, asked: str) -> None:
     """NoValues where PyTorch's C++ would read a host tensor without values among the items of a list."""
-    if HostShape.made and not thread.inside and isinstance(data, (list, tuple)) and host_shapes.among(tensors_in(data)):
+    if (
+        HostShape.made
+        and not thread.inside
+        and isinstance(data, (list, tuple))
+        and host_shapes.any_host_shape(tensors_in(data))
+    ):
         raise host_shapes.refusal(data, asked)
 
 
@@ -170,7 +175,7 @@ def new(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _legacy(dtype: torch.dtype, where: Any, *args: Any, device: Any = None) -> Tensor:
-    """What `torch.cuda.FloatTensor(…)` makes of sizes, of a sequence, or of nothing."""
+    """Return the tensor of `torch.cuda.FloatTensor(…)`, from sizes, a sequence, or nothing."""
     where = where if device is None else device
     if len(args) == 3 and all(isinstance(part, Tensor) for part in args[:2]):
         # the constructor of a sparse type
@@ -215,7 +220,7 @@ def _sparse(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _size(own: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What PyTorch infers from the indices, where they are on the host."""
+    """Infer the size from the indices as PyTorch does, where they are on the host."""
     if any(isinstance(item, Tensor) and item.device.type == "cuda" for item in [*args, *kwargs.values()]):
         raise NoValues("the size of a sparse tensor depends on its indices' values: say size=")
     return own(*args, device="cpu", **kwargs).shape
@@ -289,7 +294,7 @@ class _TensorType(type):
 
 @cache
 def _tensor_type(name: str, module: str, dtype: torch.dtype, own: Any) -> _TensorType:
-    """The same in every scope: a class takes long to make."""
+    """Return the cached class: making one takes long."""
     return _TensorType(name, (), {"__module__": module, "dtype": dtype, "own": own})
 
 

@@ -1,7 +1,7 @@
-"""What `torch.cuda` asks of CUDA, answered for the virtual GPU: devices, streams, settings. Memory: `cuda_memory`.
+"""`torch.cuda` on a virtual GPU: devices, streams, settings. Memory is in `cuda_memory`.
 
-Mostly the functions of `torch._C` under `torch.cuda`, so that what PyTorch makes of them in Python is PyTorch's own.
-What no answer is known for refuses by name; nothing goes on to the driver.
+It replaces mostly functions of `torch._C` under `torch.cuda`, so that PyTorch's Python code above them stays its own.
+Functions without an answer are refused by name; nothing reaches the driver.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from ..gpus import properties
 from ..gpus.properties import Properties
-from ..operations import watched
+from ..operations import watched_threads
 from ..scope.device import Device
 from ..scope.numbering import device_index
 from ..scope.patches import Patches
@@ -103,7 +103,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
 
 @functools.cache
 def _refusals() -> list[tuple[Any, str, Any]]:
-    """What raises NotMirrored, and where: the same for every GPU."""
+    """Return the functions that raise NotMirrored: owner, name, replacement; the same for every GPU."""
     found = []
     for where, kinds in REFUSED.items():
         for what, name in ((what, name) for what, names in kinds.items() for name in names.split()):
@@ -149,7 +149,7 @@ class _NoPlans:
         return self
 
     def clear(self) -> None:
-        """There is nothing in it."""
+        """Do nothing: the cache is empty."""
 
 
 class _Surface:
@@ -181,7 +181,7 @@ class _Surface:
     def lazy_init(self) -> None:
         if self._cuda_isInBadFork():
             self.gpu.device(None)  # raises
-        watched.enter()
+        watched_threads.enter()
 
     def _cuda_init(self) -> None:
         self.lazy_init()
@@ -225,7 +225,7 @@ class _Surface:
         self._device().synchronize()
 
     def _cuda_sleep(self, cycles: int) -> None:
-        """A kernel that does nothing for so many cycles of the GPU's clock."""
+        """Launch a kernel that idles for so many cycles of the GPU's clock."""
         device = self._device()
         spec = device.spec
         hertz = (spec.tflops["fp32"] or 1.0) * 1e12 / (2 * spec.fp32_lanes)
@@ -245,11 +245,11 @@ class _Surface:
         return self.gpu.sync_debug_mode
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-        """As PyTorch answers: emulation counts unless it is told otherwise."""
+        """Answer as PyTorch does: emulation counts by default."""
         return including_emulation or self.gpu.spec.capability >= (8, 0)
 
     def properties(self, index: int) -> Properties:
-        return properties.of(self._device(index).spec)
+        return properties.device_properties(self._device(index).spec)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 

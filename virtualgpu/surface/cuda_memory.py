@@ -1,4 +1,4 @@
-"""What `torch.cuda` says of memory: statistics, limits, the record of what was allocated.
+"""`torch.cuda` memory functions: statistics, limits, allocation history.
 
 The numbers are the allocator's; summaries, snapshots and their viewer are PyTorch's.
 """

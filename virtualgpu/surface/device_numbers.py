@@ -1,4 +1,4 @@
-"""A GPU named by its number, `torch.zeros(3, device=0)`, on a build of PyTorch without CUDA.
+"""Integer devices, as in `torch.zeros(3, device=0)`, on a PyTorch build without CUDA.
 
 There PyTorch's C++ refuses a number while it reads the arguments, before any hook; so the factories are wrapped. On a
 CUDA build nothing is. `torch.device(0)` itself stays refused.

@@ -1,4 +1,4 @@
-"""Process groups over virtual GPUs: who asks for NCCL gets a group of ours (`ranks.group`), and the answers say NCCL.
+"""`torch.distributed` on virtual GPUs: the backend "nccl" makes a `ranks.group`.
 
 Each real rank is a process with GPUs of its own, and Gloo carries the values; imagined ranks send nothing.
 Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs.
@@ -36,10 +36,10 @@ _COLLECTIVES = [
 
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
-    """Replace what makes process groups and processes as long as `gpu` is in force."""
+    """Replace the functions that create process groups and processes, while `gpu` is in force."""
     import torch.distributed as dist
 
-    child = functools.partial(_in_child, same(gpu))
+    child = functools.partial(_in_child, same_gpus_factory(gpu))
     patches.set(importlib.import_module(_SPAWNING), "_wrap", child)
     if not dist.is_available():
         return
@@ -69,7 +69,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
 
 
 def _making(gpu: VirtualGPU, c10d: Any, own: Callable[..., Any], asked: set[str]) -> Callable[..., Any]:
-    """The one function through which all process groups are made."""
+    """Wrap the function that creates all process groups."""
     signature = _signature(own)
 
     @functools.wraps(own)
@@ -95,7 +95,7 @@ def _making(gpu: VirtualGPU, c10d: Any, own: Callable[..., Any], asked: set[str]
 
 
 def _splitting(c10d: Any, own: Callable[..., Any]) -> Callable[..., Any]:
-    """`split_group` of a group of ours makes a new one of the same kind."""
+    """Wrap `split_group`: a virtual group is split into virtual groups."""
     signature = _signature(own)
 
     @functools.wraps(own)
@@ -138,7 +138,7 @@ def _make_group(options: Any, _: Any) -> Any:
     """A process group on the virtual GPUs in force, as PyTorch's registry of backends asks for one."""
     import torch.distributed as dist
 
-    from ..ranks import functional, group, imagined, over_gloo, waiting, world
+    from ..ranks import functional, group, imagined, over_gloo, rank_waits, world
 
     functional.install()
     gpu = current()
@@ -146,22 +146,26 @@ def _make_group(options: Any, _: Any) -> Any:
     if gpu.world is not None:
         if gpu.compute and gpu.world.size > 1:
             others = f"rank {gpu.world.rank} of {gpu.world.size} runs here; the others are imagined, and send what it"
-            warn_once(gpu.told, f"{others} sends: sums are multiples of its own values")
+            warn_once(gpu.warned, f"{others} sends: sums are multiples of its own values")
         ranks = world.members(options.global_ranks_in_group, gpu.world.size)
         return group.VirtualGroup(gpu.world, ranks, rank, imagined.Imagined(size, rank), _fake(rank, size))
     if dist.is_initialized():
-        there = world.real(gpu.spec.name, dist.get_world_size(), dist.get_rank(), link=gpu.link, adapters=gpu.adapters)
+        there = world.real_world(
+            gpu.spec.name, dist.get_world_size(), dist.get_rank(), link=gpu.link, adapters=gpu.adapters
+        )
     else:
-        there = world.real(gpu.spec.name, size, rank, link=gpu.link, adapters=gpu.adapters)
-        waiting.here.meet(options.store, rank)
+        there = world.real_world(gpu.spec.name, size, rank, link=gpu.link, adapters=gpu.adapters)
+        rank_waits.here.meet(options.store, rank)
     ranks = world.members(options.global_ranks_in_group, there.size)
-    wait = waiting.Wait(f"the making of a process group of {size} ranks", ranks)
-    gloo = waiting.Apart(lambda: dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)).take(wait)
+    wait = rank_waits.Wait(f"the making of a process group of {size} ranks", ranks)
+    gloo = rank_waits.Apart(lambda: dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)).take(
+        wait
+    )
     return group.VirtualGroup(there, ranks, rank, over_gloo.OverGloo(gloo, size, rank), gloo)
 
 
 def end(gpu: VirtualGPU) -> None:
-    """The imagined ranks of a scope end with it, and so do their process groups."""
+    """Destroy the process groups of a scope's imagined ranks at its end."""
     if gpu.world is None:
         return
     import torch.distributed as dist
@@ -175,18 +179,18 @@ def end(gpu: VirtualGPU) -> None:
 
 
 def _fake(rank: int, size: int) -> Any:
-    """A backend that PyTorch may ask what it can do; nothing is sent through it."""
+    """Return a backend that answers PyTorch's capability queries; nothing is sent through it."""
     from torch._C._distributed_c10d import FakeProcessGroup
 
     return FakeProcessGroup._create_internal(rank, size)
 
 
 def _meeting(own: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes the ranks' store over TCP, for which rank 0 waits for all others, and they for it."""
+    """Wrap the creation of the ranks' TCP store, in which rank 0 and the others wait for each other."""
 
     @functools.wraps(own)
     def make(*args: Any, **kwargs: Any) -> Any:
-        from ..ranks.waiting import Apart, Wait
+        from ..ranks.rank_waits import Apart, Wait
 
         return Apart(lambda: own(*args, **kwargs)).take(Wait("init_process_group"))
 
@@ -194,7 +198,7 @@ def _meeting(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _meeting_nobody(world: Any) -> Callable[..., Any]:
-    """In place of the meeting of the ranks: the others are imagined, and need not be waited for."""
+    """Replace the rendezvous for imagined ranks, which need not be waited for."""
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
         import torch.distributed as dist
@@ -213,14 +217,14 @@ _signatures = weakref.WeakKeyDictionary[Callable[..., Any], inspect.Signature]()
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Read once: a check starts many virtual GPUs, and this would be a fifth of what one start takes."""
+    """Return the cached signature: computing it would take a fifth of a virtual GPU's start."""
     if function not in _signatures:
         _signatures[function] = inspect.signature(function)
     return _signatures[function]
 
 
 def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) -> Callable[..., Any]:
-    """A collective that refuses the host's tensors where NCCL would."""
+    """Wrap a collective to refuse host tensors where NCCL would."""
     signature = _signature(own)
 
     @functools.wraps(own)
@@ -240,19 +244,19 @@ def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) 
 # -- processes that this one starts ----------------------------------------------------------------------------------
 
 
-def same(gpu: VirtualGPU) -> Callable[[], VirtualGPU]:
-    """What makes the same virtual GPUs in another process."""
+def same_gpus_factory(gpu: VirtualGPU) -> Callable[[], VirtualGPU]:
+    """Return a function that starts the same virtual GPUs in another process."""
     recipe: dict[str, Any] = {"count": gpu.count, "compute": gpu.compute, "mirror": gpu.mirror}
     recipe |= {"host": gpu.rates.host, "link": gpu.link, "adapters": gpu.adapters}
     return functools.partial(type(gpu), gpu.spec.name, **recipe)
 
 
 def is_child(target: Any) -> bool:
-    """Whether a process's function makes virtual GPUs itself."""
+    """Return True if a process's function starts virtual GPUs itself."""
     return getattr(target, "func", None) is _in_child
 
 
 def _in_child(make: Callable[[], VirtualGPU], *args: Any) -> None:
-    """The first function of a spawned process."""
+    """Run the first function of a spawned process."""
     with make():
         _own_wrap(*args)

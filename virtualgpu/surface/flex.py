@@ -1,6 +1,6 @@
-"""`torch.nn.attention.flex_attention` on a virtual GPU: as the fused kernel that `torch.compile` makes of it.
+"""`torch.nn.attention.flex_attention` on a virtual GPU: runs as the fused kernel of `torch.compile`.
 
-Its checks, masks and results stay PyTorch's; what is replaced is what would be compiled.
+Its checks, masks and results stay PyTorch's; only the compiled part is replaced.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""CUDA graphs and private pools of memory: `torch.cuda.CUDAGraph`, `MemPool`, and what PyTorch's own helpers ask.
+"""CUDA graphs and private memory pools: `torch.cuda.CUDAGraph`, `MemPool`, and their C++ helpers.
 
-`torch.cuda.graph` and `make_graphed_callables` are PyTorch's. The checks are those of CUDAGraph.cpp.
+`torch.cuda.graph` and `make_graphed_callables` are PyTorch's. The checks are those of PyTorch 2.15, CUDAGraph.cpp.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODES = ("global", "thread_local", "relaxed")
 
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
-    """Replace the classes and what PyTorch's helpers call."""
+    """Replace the classes and the functions that PyTorch's helpers call."""
     module, memory = torch.cuda.graphs, torch.cuda.memory
     for owner in (torch.cuda, module):
         patches.set(owner, "CUDAGraph", CUDAGraph)
@@ -53,7 +53,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
 
 
 def capturing(gpu: VirtualGPU) -> bool:
-    """Whether what the current stream is given goes into a graph."""
+    """Return True if work queued on the current stream goes into a graph."""
     device = gpu.device(None)
     return device.capture is not None and device.capture.covers(device.stream)
 
@@ -85,7 +85,7 @@ class CUDAGraph:
     def capture_begin(
         self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
     ) -> None:
-        """From now on what the current stream is given goes into the graph."""
+        """Start to capture the work queued on the current stream."""
         if self._instantiated:
             raise RuntimeError(
                 "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
@@ -271,7 +271,7 @@ class MemPool:
         return None
 
     def use_count(self) -> int:
-        """How many hold it."""
+        """Return its number of users."""
         return self._device.allocator.private.uses(self._id)
 
     def snapshot(self, include_traces: bool = True) -> Any:
@@ -291,7 +291,7 @@ def _device(index: int) -> Device:
 
 
 def _begin(index: int, id: Any) -> None:
-    """This thread's memory is from a private pool."""
+    """Allocate this thread's memory from a private pool."""
     device, thread = _device(index), threading.get_ident()
     with device.lock:
         private = device.allocator.private.use(tuple(id))

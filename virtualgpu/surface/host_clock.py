@@ -1,4 +1,4 @@
-"""What reads the host's time while a virtual GPU is in force: `time.perf_counter`, and what was bound to it earlier.
+"""`time.perf_counter` and its aliases while a virtual GPU is in force.
 
 In a scope the host's time is this machine's own, less what it spends doing a GPU's work, plus the modelled time of
 launches and waits. `time.time` and `time.monotonic` stay what they are: dates and time limits depend on them.

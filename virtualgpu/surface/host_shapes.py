@@ -1,6 +1,6 @@
-"""Host tensors without values on their way through files and to other processes, and into modules.
+"""CPU tensors without values in `torch.load`, `torch.save`, multiprocessing and modules.
 
-In force on shapes alone only. Of what a file holds, large storages are not read.
+Active in shapes-only mode. Large storages in files are not read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _writing(own: Any) -> Any:
 
 
 def _reducing(own: Any) -> Any:
-    """To another process goes the shape."""
+    """Send only the shape to another process."""
 
     def reduce_tensor(tensor: Tensor) -> Any:
         if host_shapes.label_of(tensor) is None:
@@ -91,7 +91,7 @@ def _rebuild(kind: type, shape: tuple[int, ...], stride: tuple[int, ...], dtype:
 
 
 def _has_compatible_shallow_copy_type(own: Any) -> Any:
-    """Whether `.data` of a parameter may be set to another tensor: as from host to GPU, whatever is behind them.
+    """Return True if `.data` of a parameter may be set to another tensor, as from host to GPU.
 
     Of gradients not: they are assigned, since a parameter's own does not survive that its data goes elsewhere.
     """

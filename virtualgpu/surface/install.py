@@ -1,4 +1,4 @@
-"""Everything that is replaced in PyTorch while a virtual GPU is in force, in one list."""
+"""Install every replacement in PyTorch that a virtual GPU needs, from one list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..operations import autocast, watched
+from ..operations import autocast, watched_threads
 from ..scope import ownership
 from ..scope.numbering import indexed
 from ..scope.patches import Patches
@@ -23,8 +23,8 @@ from . import (
     graphs,
     host_clock,
     host_shapes,
+    import_patches,
     kernels,
-    later,
     moving,
     profiling,
     saving,
@@ -57,7 +57,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     sharing.install(gpu, patches)
     host_clock.install(gpu, patches)
     c_functions.install(patches)
-    later.install(gpu, patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES | c_functions.CHANGES)
+    import_patches.install(gpu, patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES | c_functions.CHANGES)
     patches.set(torch, "Generator", streams.Generator)
     for module in (torch, torch.random):
         patches.set(module, "set_rng_state", streams.set_rng_state(module.set_rng_state))
@@ -73,7 +73,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
 
 
 def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
-    """What `nn.Module.to` reads its arguments with."""
+    """Parse the arguments of `nn.Module.to`."""
     if args and isinstance(args[0], torch.Tensor):
         other, *rest = args
         args = (other.device, other.dtype, *rest)
@@ -117,7 +117,7 @@ def _gradients_there(own: Any) -> Any:
 
 
 def _group(lists: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
-    """The tensors of optimizers by device and dtype, as PyTorch's C++ groups them by what is behind them."""
+    """Group the tensors of optimizers by device and dtype; PyTorch's C++ would see the backing device."""
     groups: dict[Any, Any] = {}
     for index, first in enumerate(lists[0]):
         key = (first.device, first.dtype)
@@ -144,13 +144,13 @@ def _in_threads(own: Any) -> Any:
     """Threads started from now on watch their operations too."""
 
     def _bootstrap_inner(self: threading.Thread) -> None:
-        if isinstance(self, ownership.Bare):
+        if isinstance(self, ownership.UnwatchedThread):
             own(self)
             return
-        watched.enter()
+        watched_threads.enter()
         try:
             own(self)
         finally:
-            watched.leave()
+            watched_threads.leave()
 
     return _bootstrap_inner

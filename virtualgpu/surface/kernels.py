@@ -1,4 +1,4 @@
-"""Programs for a GPU's own cores, which a virtual GPU has not: Triton's kernels, and extensions in CUDA's C++.
+"""Triton kernels and CUDA C++ extensions, which a virtual GPU cannot run: refused by name.
 
 They are refused by name where they are launched or compiled; an operator of a library may go on without its kernel of
 Triton (`operations/foreign.py`). Triton's interpreter (TRITON_INTERPRET=1) runs its kernels
@@ -65,7 +65,7 @@ def _interpreted(kernel: Any) -> bool:
 
 
 def _reaches_gpu(kernel: Any, arguments: Iterable[Any]) -> bool:
-    """Whether a kernel is given a tensor on a virtual GPU: then it is refused, or an operator goes on without it."""
+    """Return True if a kernel gets a tensor on a virtual GPU: it is refused, or an operator goes on without it."""
     for item in arguments:
         tensor = item if isinstance(item, torch.Tensor) else getattr(item, "base", None)  # of a descriptor
         if isinstance(tensor, torch.Tensor) and foreign.on_gpu(tensor):
@@ -78,7 +78,7 @@ _INTERPRETER = "Its interpreter works: TRITON_INTERPRET=1, set before triton is 
 
 
 def extensions(module: ModuleType, patches: Patches) -> None:
-    """`torch.utils.cpp_extension`: what compiles at run time, for `load` and `load_inline`."""
+    """`torch.utils.cpp_extension`: the run-time compilation of `load` and `load_inline`."""
     own = module._jit_compile
     signature = inspect.signature(own)
 

@@ -1,4 +1,4 @@
-"""Tensors on their way from one device to another, `Tensor.to` and its kin, and the host's pinned memory.
+"""Move tensors between devices (`Tensor.to` and its kin), and pin host memory.
 
 A copy to or from a virtual GPU is one operation with a gradient, as on CUDA.
 """
@@ -52,7 +52,7 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     try:
         device, dtype, non_blocking, copy, form = parse_to(*args, **kwargs)
     except TypeError:
-        return _Base.to(self, *args, **kwargs)  # which says what is wrong
+        return _Base.to(self, *args, **kwargs)  # raises PyTorch's error
     if type(device) not in (int, str, torch.device) or not (dtype is None or isinstance(dtype, torch.dtype)):
         return _Base.to(self, *args, **kwargs)
     target = indexed(device)

@@ -1,4 +1,4 @@
-"""NVTX on a virtual GPU: named ranges of a program, which a recorded timeline shows beside its kernels."""
+"""NVTX ranges on a virtual GPU, which a recorded timeline shows beside its kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..clock.clock import Clock, Span
 
 
 class Ranges:
-    """What `torch.cuda.nvtx` calls. Those that are pushed nest within their thread; those that are started need not."""
+    """The functions of `torch.cuda.nvtx`. Pushed ranges nest within their thread; started ones need not."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

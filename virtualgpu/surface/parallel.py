@@ -1,4 +1,4 @@
-"""DistributedDataParallel on virtual GPUs: with values by PyTorch's C++, on shapes alone by a reducer of ours.
+"""DistributedDataParallel on virtual GPUs: PyTorch's reducer with values, our own in shapes-only mode.
 
 C++ takes a parameter for one of the host. So what it makes is put on the parameters' GPU, its events are recorded
 there, and what it sends to compare parameters is sent as tensors of the GPU.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
-    """Replace what DistributedDataParallel calls in C++ as long as `gpu` is in force."""
+    """Replace the C++ functions of DistributedDataParallel, while `gpu` is in force."""
     import torch.distributed as dist
 
     if gpu.skips_ddp:
@@ -80,7 +80,7 @@ def _skip(gpu: VirtualGPU, patches: Patches) -> None:
 
 
 class _Adopting(TorchDispatchMode):
-    """What C++ makes meanwhile: with a device, it is on this GPU, and without one it stays on the host."""
+    """Mode for C++ factories: with a device, their results are on this GPU, without one on the host."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -127,12 +127,12 @@ def _reducer(own: Any) -> Any:
             self._asked = not self.statistics.collects
 
         def in_backward(self) -> None:
-            """Where the pass ends, and the reducer has done its part, its last events are recorded."""
+            """Record the reducer's last events at the end of the pass."""
             from ..ranks import futures
 
             if not self._asked:
                 self._asked = True
-                futures.at_its_end(lambda: futures.at_its_end(self._at_end))
+                futures.at_backward_end(lambda: futures.at_backward_end(self._at_end))
 
         def _at_end(self) -> None:
             for event in ("backward_comm_start", "backward_compute_end", "backward_comm_end"):
@@ -171,7 +171,7 @@ def _telling(reducer: Any) -> Any:
 
 
 def _logger(own: Any) -> Any:
-    """PyTorch's logger, and the host's waits that it makes on a GPU; for our reducer, one of ours."""
+    """Wrap PyTorch's logger to add the host's waits on a GPU; our reducer gets our logger."""
     from ..ranks import reducer as on_shapes
     from ..ranks.logger import Data
     from ..ranks.logger import Logger as OnShapes
@@ -210,14 +210,14 @@ def _by_parameters(in_cpp: Any) -> Any:
     from ..ranks.reducer import Reducer as OnShapes
 
     def reducer(parameters: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        """A reducer of ours for parameters of a virtual GPU; of the host's, PyTorch's."""
+        """Return our reducer for parameters of a virtual GPU, PyTorch's for those of the host."""
         return (in_cpp if device_of(parameters[0]) is None else OnShapes)(parameters, *args, **kwargs)
 
     return reducer
 
 
 def _sync_batch_norm(own: Any) -> Any:
-    """PyTorch's function of `nn.SyncBatchNorm`, where nobody knows how many elements the other ranks have."""
+    """Wrap PyTorch's function of `nn.SyncBatchNorm`, where the other ranks' element counts are unknown."""
     from ..operations.shapes_only import each_rank_has_a_batch
 
     class SyncBatchNorm(own):  # type: ignore[misc]

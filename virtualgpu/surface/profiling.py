@@ -1,4 +1,4 @@
-"""PyTorch's profiler on a virtual GPU: kernels of the virtual clock among its events, in its tables and its trace.
+"""PyTorch's profiler on a virtual GPU: kernels of the virtual clock in its events, tables and trace.
 
 The profiler records what the host does, in this machine's real time. The clock's kernels and copies are added when the
 events are read: each belongs to the operation that launched it, found by a mark that is set at the launch. What the
@@ -83,16 +83,16 @@ def _next(numbers: Sequence[float], after: float, otherwise: float) -> float:
 
 
 class Seen(list[Span]):
-    """What a clock records while a profiler runs, each with a mark among the profiler's own events."""
+    """Spans that a clock records while a profiler runs, each with a mark among the profiler's own events."""
 
     def __init__(self, clock: Clock, *, operations: bool = True) -> None:
         super().__init__()
-        self.clock, self.operations = clock, operations  # whether the host's are shown, or its calls of CUDA alone
+        self.clock, self.operations = clock, operations  # True: show the host's operations, not only CUDA calls
         self.at: list[tuple[float, float]] = []  # at each mark the time of launches and waits, and the host's own
         self.marked: dict[int, int] = {}  # the number of a span, by its mark's
         self.waits: dict[int, tuple[int, str]] = {}  # by the mark before a wait: that after it, and its name
         self._outer: Any = None
-        self._mine = threading.local()  # of each thread: what it does for the GPU
+        self._mine = threading.local()  # this thread's work for the GPU
 
     # -- while it runs -----------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Seen(list[Span]):
     # -- when it is read ---------------------------------------------------------------------------------------------
 
     def among(self, events: Sequence[Any]) -> list[Any]:
-        """The profiler's `events` without what was done for the GPU, and with its kernels and copies."""
+        """Return the profiler's `events` without the virtual GPU's own work, and with kernels and copies."""
         from torch._C._autograd import DeviceType
         from torch.autograd.profiler_util import FunctionEvent
 
@@ -189,7 +189,7 @@ class Seen(list[Span]):
         return kept
 
     def _of_thread(self, events: list[Any]) -> list[Any]:
-        """Those of one thread that a program on a real GPU would have; each launch is told to what launched it."""
+        """Return the events of one thread that a real GPU's program would have; link launches to their operation."""
         kept, within, work_ends = [], list[Any](), -1.0
         at = {_number(e.name): e.time_range.start for e in events if e.name.startswith(_MARK)}
         for event in sorted(events, key=lambda e: (e.time_range.start, -e.time_range.end)):
@@ -217,8 +217,8 @@ class Seen(list[Span]):
         return kept
 
     def _shows(self, name: str) -> bool:
-        """Whether the one who asked for this recording wants to see what the host does under this name."""
-        return self.operations or _is_call(name)
+        """Return True if this recording includes the host's event of this name: calls of CUDA and NCCL always."""
+        return self.operations or name.startswith(("cuda", "nccl"))
 
     def _span(self, mark: str) -> Span | None:
         number = self.marked.get(_number(mark))
@@ -240,7 +240,8 @@ class Seen(list[Span]):
         marks = [(e["ts"], *self.at[_number(e["name"])]) for e in spans if e["name"].startswith(_MARK)]
         if not self.clock.counts_host:  # then the GPUs know nothing of the host's own time
             marks = [(at, modelled, 0.0) for at, modelled, _ in marks]
-        operations = [e for e in spans if e.get("cat") == "cpu_op" and not _is_ours(e["name"])]
+        own = _MARK, _WORK, _DISPATCH
+        operations = [e for e in spans if e.get("cat") == "cpu_op" and not e["name"].startswith(own)]
         axis = Axis(marks, [(e["ts"], e["ts"] + e["dur"]) for e in operations])
         kept: list[dict[str, Any]] = []
         ends: dict[Any, float] = {}
@@ -276,7 +277,7 @@ class Seen(list[Span]):
 
 
 def _on_gpu(span: Span, launch: dict[str, Any]) -> list[dict[str, Any]]:
-    """What this launch has started, and the arrow to it."""
+    """Return the kernel of this launch, and the arrow to it."""
     number = f"{span.device} {span.stream} {span.start}"
     to = {"pid": f"virtual cuda:{span.device}", "tid": span.stream, "ts": span.start * 1e6}
     about: dict[str, Any] = {"device": span.device, "stream": span.stream}
@@ -312,15 +313,6 @@ def _wait_call(name: str) -> str | None:
     return None if name.endswith(inside) else "cudaStreamSynchronize"
 
 
-def _is_call(name: str) -> bool:
-    """Whether it is one of CUDA's or NCCL's, which a profiler of the GPU's activity alone shows too."""
-    return name.startswith(("cuda", "nccl"))
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith((_MARK, _WORK, _DISPATCH))
-
-
 def _number(mark: str) -> int:
     return int(mark[len(_MARK) :])
 
@@ -333,14 +325,14 @@ def _event(name: str) -> Any:
 
 @functools.cache
 def _is_own(name: str) -> bool:
-    """Whether this frame of Python, "path(line): function", is ours; the path may begin at a folder of sys.path."""
+    """Return True if this Python frame, "path(line): function", is ours; its path may begin at a folder of sys.path."""
     file = name.partition("(")[0]
     paths = ((os.path.join(os.path.dirname(folder[:-1]), file), folder) for folder in own_code.folders())
     return any(path.startswith(folder) and os.path.exists(path) for path, folder in paths)
 
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
-    """Replace what the profiler asks for as long as `gpu` is in force."""
+    """Replace the functions that the profiler calls, while `gpu` is in force."""
     from torch.autograd import profiler
 
     kind: Any = profiler.profile
@@ -353,7 +345,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         # The CPU's activity also where only CUDA's is asked for: kernels are found by what launches them.
         operations, kwargs["use_cpu"] = kwargs.get("use_cpu", True), True
         if kwargs.get("profile_memory"):
-            warn_once(gpu.told, _MEMORY)
+            warn_once(gpu.warned, _MEMORY)
         own_init(self, enabled, use_device=None, **kwargs)
         self.use_device, self._seen = "cuda", Seen(gpu.clock, operations=operations)
         parse, export = self._parse_kineto_results, self.export_chrome_trace

@@ -1,6 +1,6 @@
-"""`torch.save`, whose C++ reads the host's memory itself; and where numbers may be unknown, it writes plain ones.
+"""`torch.save` of GPU storages, whose bytes C++ reads itself; unknown numbers are saved as plain ones.
 
-What `GradScaler` says of its scale goes into checkpoints, and `torch.load` takes no classes of others.
+`GradScaler` puts its scale into checkpoints, and `torch.load` accepts no foreign classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PlainPickler = type("_PlainPickler", (_own,), {"dispatch": _ways})
 
 
 class _Writer:
-    """PyTorch's writer of a file: whose memory it reads is told."""
+    """PyTorch's file writer; reports the storages that it reads."""
 
     def __init__(self, own: Any) -> None:
         self._own = own

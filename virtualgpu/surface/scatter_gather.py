@@ -1,4 +1,4 @@
-"""Copies from one GPU to several and back, as `torch.nn.parallel.comm` and DataParallel ask for them.
+"""Scatter, gather and broadcast between GPUs, for `torch.nn.parallel.comm` and DataParallel.
 
 Stand-ins for functions of `torch._C`; each copy is a copy between devices like any other.
 """

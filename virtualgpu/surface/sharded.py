@@ -1,4 +1,4 @@
-"""Sharded tensors (DTensor): what PyTorch asks of shapes alone, about devices that it believes in, is not the GPU's.
+"""Sharded tensors (DTensor): keep shape propagation on fake tensors off the virtual GPU.
 
 A DTensor wraps a rank's part, which is an ordinary tensor of the virtual GPU. To know the shape of a result PyTorch
 runs the operation on fake tensors first; those are nowhere.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..scope.in_force import backing
-from ..scope.labels import wraps
+from ..scope.labels import is_wrapper_type
 from ..scope.numbering import current
 from ..scope.patches import Patches
 from ..scope.refusals import NotMirrored, warn_once
@@ -46,7 +46,7 @@ def install(patches: Patches) -> None:
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if device is not None and torch.device(device).type == "cuda" and wraps(cls):
+        if device is not None and torch.device(device).type == "cuda" and is_wrapper_type(cls):
             kwargs["device"] = current().backing
         return own(cls, *args, **kwargs)
 
@@ -98,7 +98,7 @@ def plans(module: ModuleType, patches: Patches) -> None:
         if world is None or world.size == 1:
             return own(global_plan, metadata)
         warn_once(
-            current().told,
+            current().warned,
             f"{world.size} ranks are imagined: a checkpoint's folder holds the part of rank {world.rank} alone",
         )
         return own(global_plan[:1], metadata)
@@ -107,7 +107,7 @@ def plans(module: ModuleType, patches: Patches) -> None:
 
     def create_global_plan(self: Any, all_plans: list[Any]) -> Any:
         world = current().world
-        if world is not None:  # what several ranks have is written by one of them: by this one, which is there
+        if world is not None:  # replicated parts are written by one rank: this one, which is real
             empty = [dataclasses.replace(plan, items=[]) for plan in all_plans]
             all_plans = [*empty[: world.rank], all_plans[world.rank], *empty[world.rank + 1 :]]
         return make(self, all_plans)

@@ -1,4 +1,4 @@
-"""Tensors of a virtual GPU that go from one process to another, as CUDA's IPC handles do, and the processes for them.
+"""Share GPU tensors between processes as CUDA IPC does, and give spawned processes virtual GPUs.
 
 The receiver has the same memory, not a copy, and its own allocator does not count it: on a GPU it belongs to the
 sender. Processes that are spawned get the same virtual GPUs, unless `run` of a process's own class is what they do.
@@ -37,11 +37,13 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(_Storage, "_share_cuda_", _share)
     patches.set(_Storage, "_new_shared_cuda", staticmethod(_received))
     patches.set(_Storage, "_release_ipc_counter_cuda", staticmethod(_released))
-    patches.set(_Process, "start", _starting(_Process.start, functools.partial(_running, distributed.same(gpu))))
+    patches.set(
+        _Process, "start", _starting(_Process.start, functools.partial(_running, distributed.same_gpus_factory(gpu)))
+    )
 
 
 def _share(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `torch.multiprocessing` sends in place of a storage on a GPU."""
+    """Return the message that `torch.multiprocessing` sends in place of a storage on a GPU."""
     label = label_of(self)
     if label is None:
         return _own_share(self, *args, **kwargs)
@@ -51,7 +53,7 @@ def _share(self: Any, *args: Any, **kwargs: Any) -> Any:
             shared = self._share_filename_cpu_()
             self._shared_incref()
     elif not hasattr(self, _SHARED):
-        setattr(self, _SHARED, uuid.uuid4().bytes)  # who is sent it twice has it once
+        setattr(self, _SHARED, uuid.uuid4().bytes)  # a receiver that gets it twice keeps one
     handle = pickle.dumps((shared, getattr(self, _SHARED, None)))
     return label.device.index, handle, self.nbytes(), 0, b"", 0, b"", False
 
@@ -73,7 +75,7 @@ def _received(index: int, handle: bytes, nbytes: int, *args: Any) -> Any:
 
 
 def _released(*args: Any, **kwargs: Any) -> None:
-    """The host counts who has it."""
+    """Do nothing: the host counts references."""
 
 
 def _starting(own: Callable[[Any], None], running: Callable[..., Any]) -> Callable[[Any], None]:

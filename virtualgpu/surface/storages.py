@@ -1,4 +1,4 @@
-"""What Python asks a storage, answered for the virtual GPU: stand-ins for attributes of `torch.UntypedStorage`.
+"""Methods and attributes of `torch.UntypedStorage`, answered for a virtual GPU.
 
 `TypedStorage` and saving and loading are made of these.
 """
@@ -129,13 +129,13 @@ def _write_file(self: Any, *args: Any) -> None:
 
 
 def zeros(storage: Any) -> Any:
-    """As many bytes as a storage without values has: what a file of it is given."""
+    """Return zero bytes, as many as a storage without values has, for files."""
     current().warn_unknown()
     with backing:
         out = _Storage(storage.nbytes())
         return (
             out.fill_(0) if storage.nbytes() < host_shapes.LEAST else out
-        )  # what nobody has touched, the system has not
+        )  # the system allocates only pages that are touched
 
 
 def _repr(self: Any) -> str:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..operations import copies
-from ..scope import in_force, told
+from ..scope import gpu_trace, in_force
 from ..scope.numbering import current, device_at, device_index, generators, stream_numbers
 from ..scope.refusals import NotMirrored
-from . import waits
+from . import capture_waits
 
 if TYPE_CHECKING:
     from ..clock.clock import DeviceClock
@@ -39,7 +39,7 @@ class Stream(_OwnStream):  # type: ignore[misc]
         if "stream_id" not in kwargs:
             index = device_index(device)
             kwargs = {"stream_id": next(stream_numbers), "device_index": index, "device_type": CUDA}
-            told.stream_made(kwargs["stream_id"])
+            gpu_trace.stream_made(kwargs["stream_id"])
         self: Stream = super().__new__(cls, **kwargs)
         self._priority = max(-3, min(0, priority))
         return self
@@ -73,12 +73,12 @@ class Stream(_OwnStream):  # type: ignore[misc]
 
     def wait_stream(self, stream: Any) -> None:
         other = device_at(stream.device_index).timer
-        told.stream_waits(self.stream_id, stream.stream_id)
+        gpu_trace.stream_waits(self.stream_id, stream.stream_id)
         recording = other.recording
         if recording is not None and stream.stream_id in recording.streams:
-            waits.wait(device_at(self.device_index), self.stream_id, recording.mark(stream.stream_id))
+            capture_waits.wait(device_at(self.device_index), self.stream_id, recording.mark(stream.stream_id))
             return
-        waits.check(device_at(self.device_index), self.stream_id)
+        capture_waits.check(device_at(self.device_index), self.stream_id)
         device_at(self.device_index).timer.hold(self.stream_id, other.streams.get(stream.stream_id, 0.0))
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -141,14 +141,14 @@ class Event:
         self._marks: tuple[Any, int] | None = None  # the capture of a CUDA graph, and its number there
 
     def record(self, stream: Any = None) -> None:
-        """Mark what has been given to `stream` (the current one) by now."""
+        """Record the work queued on `stream` (the current one) by now."""
         device = device_at(None if stream is None else stream.device_index)
         self.device, self._timer = device.name, device.timer
         number = device.stream if stream is None else stream.stream_id
         if not self._handle:
-            self._handle = next(told.events)
-            told.event_made(self._handle)
-        told.event_recorded(self._handle, number)
+            self._handle = next(gpu_trace.events)
+            gpu_trace.event_made(self._handle)
+        gpu_trace.event_recorded(self._handle, number)
         recording = device.timer.recording
         if recording is not None and number in recording.streams:
             self._at, self._marks = None, (recording, recording.mark(number))
@@ -156,29 +156,29 @@ class Event:
         self._at, self._marks = device.timer.mark(number), None
 
     def wait(self, stream: Any = None) -> None:
-        """Let what is given to `stream` (the current one) from now on wait for this event."""
+        """Make work queued on `stream` (the current one) from now on wait for this event."""
         device = device_at(None if stream is None else stream.device_index)
         number = device.stream if stream is None else stream.stream_id
         if self._handle:
-            told.event_awaited(self._handle, number)
+            gpu_trace.event_awaited(self._handle, number)
         if self._marks is not None and self._marks[0] is device.timer.recording:
-            waits.wait(device, number, self._marks[1])
+            capture_waits.wait(device, number, self._marks[1])
         elif self._at is not None:
-            waits.check(device, number)
+            capture_waits.check(device, number)
             device.timer.hold(number, self._at)
 
     def query(self) -> bool:
-        """Whether all that it marks is done; True where it marks nothing."""
+        """Return True if the recorded work is done, or if nothing was recorded."""
         done = self._timer is None or self._at is None or _done(self._timer, self._at)
         return done and (in_force.current is None or device_at(self.device.index).is_sound())
 
     def synchronize(self) -> None:
-        """Wait for what it marks."""
+        """Wait for the recorded work."""
         if in_force.current is not None:
             device_at(self.device.index).check_capture()
         if self._timer is not None and self._at is not None:
             self._timer.clock.wait(self._at, "event.synchronize")
-            told.host_waits_for_event(self._handle)
+            gpu_trace.host_waits_for_event(self._handle)
         if in_force.current is not None:
             device_at(self.device.index).raise_fault()
 
@@ -201,7 +201,7 @@ class Event:
 
     def __del__(self) -> None:
         if self._handle:
-            told.event_gone(self._handle)
+            gpu_trace.event_gone(self._handle)
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Event {'recorded' if self._at is not None else 'uninitialized'}>"
@@ -217,7 +217,7 @@ class CudaEvent(Event):
 
 
 class _AnyGenerator(type(_OwnGenerator)):  # type: ignore[misc]
-    """PyTorch's own generators are instances of what `torch.Generator` is here, too."""
+    """Metaclass: PyTorch's own generators are instances of this `torch.Generator`, too."""
 
     def __instancecheck__(cls, item: Any) -> bool:
         return isinstance(item, _OwnGenerator)
@@ -271,7 +271,7 @@ class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
 
 
 def set_rng_state(own: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """That of PyTorch's generator on the CPU, whose set_state cannot be replaced."""
+    """Set the state of PyTorch's CPU generator, whose set_state cannot be replaced."""
 
     @functools.wraps(own)
     def set_state(new_state: torch.Tensor) -> None:
@@ -292,7 +292,7 @@ def _captures(timer: DeviceClock, stream: int) -> bool:
 
 
 def _done(timer: DeviceClock, at: float) -> bool:
-    """Whether the host's clock has reached `at`; GPUs that are no longer in force have done all."""
+    """Return True if the host's clock has reached `at`; always for GPUs that are no longer in force."""
     gpu = in_force.current
     return gpu is None or gpu.clock is not timer.clock or timer.clock.reached(at)
 

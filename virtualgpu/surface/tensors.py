@@ -1,4 +1,4 @@
-"""What Python asks a tensor about where it is and what it holds, answered for the virtual GPU.
+"""Attributes of `torch.Tensor` about device and values, answered for a virtual GPU.
 
 Stand-ins for attributes of `torch.Tensor`. For tensors that are on no virtual GPU, and within an operation, PyTorch's
 own answer holds. How a tensor gets to another device is `moving`, how a new one is made from data `creation`.
@@ -12,7 +12,7 @@ import torch
 
 from ..operations import copies, host_shapes, known_values, shapes_only, unknown
 from ..scope.in_force import backing, thread
-from ..scope.labels import FLOATING, device_of, inside, storage_of
+from ..scope.labels import FLOATING, device_of, storage_of, wrapped_tensor
 from ..scope.numbering import device_at
 from ..scope.patches import Patches
 from ..scope.refusals import NoValues
@@ -73,11 +73,11 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def where(tensor: Tensor) -> Device | None:
-    """The virtual GPU of a tensor, as code outside an operation sees it."""
+    """Return the virtual GPU of a tensor, as code outside an operation sees it."""
     if thread.inside:
         return None
     try:
-        inner = None if type(tensor) in _PLAIN else inside(tensor)
+        inner = None if type(tensor) in _PLAIN else wrapped_tensor(tensor)
         if inner is not None:
             return where(inner)
         label = _storage(tensor)._gpulab
@@ -88,7 +88,7 @@ def where(tensor: Tensor) -> Device | None:
     return label.device if label is not None and label is not FLOATING and label.device.active else None
 
 
-# -- where is it? ----------------------------------------------------------------------------------------------------
+# -- its device ------------------------------------------------------------------------------------------------------
 
 
 def _device(self: Tensor) -> torch.device:
@@ -145,7 +145,7 @@ def _refuse_host(self: Tensor) -> None:
 
 
 def _refuse_shape(self: Tensor, asked: str) -> None:
-    """NoValues for a host tensor without values; of one that has them, the host reads the memory."""
+    """Raise NoValues for a host tensor without values; note the host's access otherwise."""
     if not thread.inside and host_shapes.label_of(self) is not None:
         raise host_shapes.refusal((self,), asked)
     copies.used_on_host(storage_of(self))
@@ -229,7 +229,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _unknown(self: Tensor) -> bool:
-    """Whether this tensor of a GPU without values has none that follow from constants."""
+    """Return True if this tensor of a GPU without values has no known values."""
     return known_values.value(self) is None and getattr(_storage(self), shapes_only.KNOWN, None) is None
 
 

@@ -1,4 +1,4 @@
-"""`python -m gpulab validate`: what a real GPU does, written down for holding the virtual one against it.
+"""`python -m gpulab validate`: record a real GPU's behaviour, to compare the virtual one with it.
 
 `recorder` runs the `sections` and writes the recording; `operators`, `models`, `memory`, `kernels`, `host` and
 `sustained` are what runs; `predict` runs the first three on the virtual GPU and compares. It needs torch and

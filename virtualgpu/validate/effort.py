@@ -1,4 +1,4 @@
-"""How much is recorded, and what a section is given to record it."""
+"""Amount of work for each section of a recording."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..units import MIB
 from . import kernels
-
-MiB = 1 << 20
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is recorded: for a GPU the defaults; less where only the way is tested."""
+    """Amount of work: the defaults for a GPU; less where only the code is tested."""
 
     events: int = 3000
-    largest: int = 200 * MiB
+    largest: int = 200 * MIB
     other_rules: bool = True  # the allocator's, too
-    copies: tuple[int, ...] = tuple(int(mib * MiB) for mib in (0.001, 0.01, 0.1, 1, 10, 100, 1000))
+    copies: tuple[int, ...] = tuple(int(mib * MIB) for mib in (0.001, 0.01, 0.1, 1, 10, 100, 1000))
     products: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 4097, 8192)
     launches: int = 1000
     elements: int = 1 << 28
@@ -47,7 +46,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Run:
-    """What a section is given: how much, until when, where its rows go as they come, and whom it tells."""
+    """The arguments of a section: effort, deadline, a receiver of rows, and a receiver of messages."""
 
     effort: Effort
     deadline: float

@@ -1,4 +1,4 @@
-"""What the host spends on a GPU's work: microseconds a call while the GPU keeps up, and what first calls take.
+"""Measure CPU overhead: microseconds per call while the GPU keeps up, and the cost of first calls.
 
 First calls are measured in a process of their own, in which nothing has touched the GPU: the context, then the first
 and the second call of each library. A convolution's first call of each new shape is slow too: cuDNN plans it then, or
@@ -114,7 +114,7 @@ def first_calls(virtual: str | None = None) -> dict[str, float]:
     root = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import tell; tell({virtual!r})"],
+        [sys.executable, "-c", f"from {__name__} import print_first_calls; print_first_calls({virtual!r})"],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
@@ -125,7 +125,7 @@ def first_calls(virtual: str | None = None) -> dict[str, float]:
     return found
 
 
-def tell(virtual: str | None) -> None:
+def print_first_calls(virtual: str | None) -> None:
     """Print `_first_calls` as one line of JSON, for `first_calls`, and end the process at once."""
     if virtual is None:
         found = dict(_first_calls())

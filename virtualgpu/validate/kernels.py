@@ -1,4 +1,4 @@
-"""Times by shape: products by size, depth and alignment, memory by how much is touched, norms, convolutions, attention.
+"""Benchmark kernels by shape: matrix products, memory traffic, norms, convolutions, attention.
 
 Milliseconds on the device, medians. Inputs are random: a GPU is faster on zeros.
 """
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..units import MIB
 from .operators import DEVICE, autocast
-from .speed import PRECISIONS, timed
-
-MiB = 1 << 20
+from .speed import PRECISIONS, median_ms
 
 # (m, n, k): squares, few tiles, short and long inner dimensions, a batch of tokens, leading dimensions that are no
 # multiple of 16 bytes, GPT-2's vocabulary and the one padded to a multiple of 64, one row.
@@ -40,7 +39,7 @@ def product(shape: tuple[int, int, int], precision: str) -> dict[str, Any]:
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
-        ms = timed(lambda: a @ b, 10, 3)
+        ms = median_ms(lambda: a @ b, 10, 3)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
     return {"mnk": list(shape), "precision": precision, "ms": ms}
@@ -52,8 +51,8 @@ def touched(mib: float) -> list[dict[str, Any]]:
     Of the pairs, what is read was written after `bytes_between` other bytes were touched.
     """
     rows = []
-    for each in dict.fromkeys((int(mib * MiB) // 2, MiB // 4)):
-        pairs = max(1, int(mib * MiB) // (2 * each))
+    for each in dict.fromkeys((int(mib * MIB) // 2, MIB // 4)):
+        pairs = max(1, int(mib * MIB) // (2 * each))
         if pairs > 256:
             continue
         tensors = [torch.randn(each // 4, device=DEVICE) for _ in range(2 * pairs)]
@@ -71,7 +70,7 @@ def touched(mib: float) -> list[dict[str, Any]]:
                 "bytes_each": each,
                 "pairs": pairs,
                 "bytes_between": 2 * each * pairs,
-                "ms": timed(run, 10, 3) / calls,
+                "ms": median_ms(run, 10, 3) / calls,
             }
         )
     return rows
@@ -126,10 +125,16 @@ def layer(one: Layer, mode: str, *, train: bool) -> dict[str, Any]:
             out: Tensor = module(x)
         return out
 
-    row = {"name": one.name, "shape": list(one.shape), "mode": mode, "train": train, "forward_ms": timed(forward, 10)}
+    row = {
+        "name": one.name,
+        "shape": list(one.shape),
+        "mode": mode,
+        "train": train,
+        "forward_ms": median_ms(forward, 10),
+    }
     if train:
         gradient = torch.randn_like(forward())
-        row["both_ms"] = timed(lambda: forward().backward(gradient), 10)
+        row["both_ms"] = median_ms(lambda: forward().backward(gradient), 10)
     return row
 
 
@@ -150,6 +155,6 @@ def attention(shape: tuple[int, ...], dtype: torch.dtype, *, causal: bool) -> di
         "shape": list(shape),
         "mode": str(dtype).removeprefix("torch."),
         "train": True,
-        "forward_ms": timed(forward, 10),
-        "both_ms": timed(lambda: forward().backward(gradient), 10),
+        "forward_ms": median_ms(forward, 10),
+        "both_ms": median_ms(lambda: forward().backward(gradient), 10),
     }

@@ -1,4 +1,4 @@
-"""What is measured in bytes: an allocator trace, what an operation keeps for backward, the peaks of a training step.
+"""Measure memory: an allocator trace, saved tensors of operations, peaks of training steps.
 
 All of it asks `torch.cuda` only, so that the same code runs on a real GPU, where it measures, and on the virtual one,
 where it predicts.
@@ -21,13 +21,13 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import collecting
+from ..units import MIB
 from .models import Model, optimizers
 from .operators import DEVICE, Case, autocast
 
-MiB = 1 << 20
 COLUMNS = ["event", "arg", "id (alloc)", "allocated", "reserved", "requested"]
 
-# How a step is run -> dtype of autocast, micro-batches. "tf32" lets products and convolutions round their inputs.
+# Mode of a step -> dtype of autocast, micro-batches. "tf32" lets products and convolutions round their inputs.
 STEP_MODES: dict[str, tuple[torch.dtype | None, int]] = {
     "fp32": (None, 1),
     "tf32": (None, 1),
@@ -37,7 +37,7 @@ STEP_MODES: dict[str, tuple[torch.dtype | None, int]] = {
 }
 
 
-def fresh() -> None:
+def reset_memory() -> None:
     """Nothing cached, peaks from here on."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -45,7 +45,7 @@ def fresh() -> None:
 
 
 def warm_up() -> None:
-    """What a process takes once and keeps: the context, the libraries' handles and, up to torch 2.14, workspaces."""
+    """Allocate a process's one-time memory: the context, library handles and, up to torch 2.14, workspaces."""
     layer = torch.nn.Linear(64, 64, device=DEVICE)
     layer(torch.randn(8, 64, device=DEVICE)).sum().backward()
     torch.cuda.synchronize()
@@ -53,9 +53,9 @@ def warm_up() -> None:
 
 @contextlib.contextmanager
 def quick_collections() -> Iterator[None]:
-    """What is there, imported modules above all, is not gone through at every collection within."""
+    """Exclude existing objects, imported modules above all, from garbage collections within the block."""
     gc.collect()
-    with collecting.of_what_is_new(for_long=True):
+    with collecting.collect_new_only(for_long=True):
         yield
 
 
@@ -68,11 +68,11 @@ def counts() -> list[int]:
 # -- the allocator ---------------------------------------------------------------------------------------------------
 
 
-def events(number: int, seed: int = 0, most: int = 200 * MiB) -> Iterator[list[Any]]:
+def events(number: int, seed: int = 0, most: int = 200 * MIB) -> Iterator[list[Any]]:
     """A seeded mixture of ["alloc", bytes, id], ["free", id] and ["empty_cache", None], of all sizes up to `most`."""
     rng = random.Random(seed)
     live: list[int] = []
-    ranges = [(1, 4096), (4096, MiB), (MiB, 10 * MiB), (10 * MiB, most // 5), (most // 10, most)]
+    ranges = [(1, 4096), (4096, MIB), (MIB, 10 * MIB), (10 * MIB, most // 5), (most // 10, most)]
     for i in range(number):
         if live and rng.random() < 0.47:
             yield ["free", live.pop(rng.randrange(len(live)))]
@@ -84,7 +84,7 @@ def events(number: int, seed: int = 0, most: int = 200 * MiB) -> Iterator[list[A
 
 
 def replay(trace: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Run the events (what follows them in a row is left out); each with the counts after it."""
+    """Run the events (further items of a row are ignored); return each with the counters after it."""
     live: dict[int, Tensor] = {}
     rows = []
     for event in trace:
@@ -101,22 +101,22 @@ def replay(trace: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return rows
 
 
-def traced(trace: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def allocator_trace(trace: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """A trace as it stands in a recording."""
     gc.collect()
-    fresh()
+    reset_memory()
     return {"base": counts(), "columns": COLUMNS, "trace": replay(trace)}
 
 
 # -- an operation ----------------------------------------------------------------------------------------------------
 
 
-def saved(case: Case, dtype: torch.dtype | None) -> dict[str, Any]:
+def saved_bytes(case: Case, dtype: torch.dtype | None) -> dict[str, Any]:
     """Bytes that one call adds, needs at most, and keeps for backward; the same for the backward pass."""
 
     def backward(result: Tensor) -> list[int]:
         gradient = torch.empty_like(result)
-        fresh()
+        reset_memory()
         start = torch.cuda.memory_allocated()
         result.backward(gradient)
         return [torch.cuda.memory_allocated() - start, torch.cuda.max_memory_allocated() - start]
@@ -136,7 +136,7 @@ def saved(case: Case, dtype: torch.dtype | None) -> dict[str, Any]:
             seen[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # itself, it would keep alive the graph that keeps it
 
-    fresh()
+    reset_memory()
     start = torch.cuda.memory_allocated()
     with autocast(dtype), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = case.call(*case.inputs)
@@ -157,7 +157,7 @@ def saved(case: Case, dtype: torch.dtype | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Step:
-    """One row: which model, how large a batch, in which mode and with which optimizer."""
+    """One row: model, batch size, mode and optimizer."""
 
     model: Model
     batch: int
@@ -169,7 +169,7 @@ class Step:
         return {"model": self.model.name, "batch": self.batch, "mode": self.mode, "optimizer": self.optimizer}
 
 
-def trained(
+def step_peaks(
     step: Step, *, cudnn: bool = True, then: Callable[[Callable[[], None]], dict[str, Any]] | None = None
 ) -> dict[str, Any]:
     """Three steps: marks of the first, peaks of the first two and of the third, and what remains.
@@ -179,7 +179,7 @@ def trained(
     """
     dtype, micro_batches = STEP_MODES[step.mode]
     gc.collect()
-    fresh()
+    reset_memory()
     torch.manual_seed(0)
     allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = step.mode == "tf32"

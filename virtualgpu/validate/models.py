@@ -1,4 +1,4 @@
-"""The models whose training steps are recorded: each with its batch, in two sizes, and some with recomputed blocks.
+"""Models whose training steps are recorded: each in two sizes, some with checkpointed blocks.
 
 Names and shapes are those of the older recorder from outside the package, and of the recordings of PyTorch's CUDA
 code among the tests. Nothing here measures; torchvision is imported when one of its models is made.
@@ -138,7 +138,7 @@ class Encoder(nn.Module):
 
 
 def recomputed(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The same model, every block of it checkpointed."""
+    """Return the same model with every block checkpointed."""
 
     def made() -> nn.Module:
         model = make()

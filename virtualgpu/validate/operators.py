@@ -1,4 +1,4 @@
-"""The operations whose saved tensors and times are recorded: a name, inputs and parameters in a given dtype, the call.
+"""Operations whose saved tensors and times are recorded: name, inputs, parameters, call.
 
 Names and shapes are those of the older recorder from outside the package, so that its recordings are compared by the
 same table. Nothing here measures.
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 DEVICE = "cuda:0"
 BATCH, LENGTH, WIDTH, HEADS = 8, 256, 512, 8
 
-# How an operation is run -> dtype of its parameters and inputs, and that of autocast.
+# Mode of an operation -> dtype of its parameters and inputs, and that of autocast.
 MODES: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "fp32": (torch.float32, None),
     "autocast_fp16": (torch.float32, torch.float16),
@@ -43,7 +43,7 @@ def autocast(dtype: torch.dtype | None) -> AbstractContextManager[Any]:
 
 
 def operators(dtype: torch.dtype) -> dict[str, Callable[[], Case]]:
-    """name -> what makes the case, on the GPU, parameters and floating-point inputs in `dtype`."""
+    """Return name -> function that makes the case on the GPU, parameters and floating-point inputs in `dtype`."""
 
     def rand(*shape: int) -> Tensor:
         return torch.randn(*shape, device=DEVICE, dtype=dtype, requires_grad=True)

@@ -1,7 +1,7 @@
-"""A recording held against the virtual GPU: the recorded rows are run again, by the same code, on a virtual GPU.
+"""Compare a recording with the virtual GPU, by running the recorded rows on it with the same code.
 
-It returns pairs of what was recorded and what is predicted; what counts as good is decided elsewhere. It reads the
-recordings of `recorder`, and those of the older recorder from outside the package, which have fewer fields.
+It returns pairs of recorded and predicted numbers, without judging them. It reads the recordings of `recorder`, and
+those of the older recorder from outside the package, which have fewer fields.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Trained:
 
     @property
     def requested(self) -> Pair | None:
-        """What the program asked for at its peak, before the allocator rounds; None where that was not recorded."""
+        """Requested bytes at the peak, before the allocator rounds; None where that was not recorded."""
         if "requested_peak" not in self.row:
             return None
         return Pair(f"{self.name} requested", self.row["requested_peak"], self.predicted["requested_peak"])
@@ -98,17 +98,17 @@ class Trained:
 
     @property
     def launch_bound(self) -> bool:
-        """Whether, as predicted, the GPU waits for launches for more than half of the step."""
+        """True if, as predicted, the GPU waits for launches for more than half of the step."""
         return bool(self.predicted["busy_ms"] < self.predicted["step_ms"] / 2)
 
 
 def recordings() -> list[Path]:
-    """Those that the package holds, by name."""
+    """Return the recordings in the package, by name."""
     return sorted(FOLDER.glob("*.json"))
 
 
 def is_of_a_gpu(recording: Mapping[str, Any]) -> bool:
-    """Whether a real GPU was measured: the older recorder, which says no kind, refuses anything else."""
+    """Return True if a real GPU was measured: the older recorder, which states no kind, refuses anything else."""
     return str(recording.get("kind", "measured")).startswith("measured")
 
 
@@ -143,9 +143,9 @@ def virtual(recording: Mapping[str, Any], settings: str | None = None) -> Iterat
     scope = VirtualGPU(spec.name, compute=False, settings=settings)
     scope.spec = spec
     scope.keeps_workspaces = keeps_workspaces(device)
-    scope.release = release.of(device["torch"])
+    scope.release = release.parse_release(device["torch"])
     if is_of_a_gpu(recording):
-        scope.rates = rates.recorded(spec, recording)  # its microbenchmarks; never the steps that are predicted
+        scope.rates = rates.recorded_rates(spec, recording)  # its microbenchmarks; never the steps that are predicted
     # On a stand-in for the driver cuDNN asks for no workspaces.
     scope.plans_convolutions = not str(recording.get("kind", "")).startswith("PyTorch's CUDA code")
     with warnings.catch_warnings(), scope:
@@ -154,8 +154,8 @@ def virtual(recording: Mapping[str, Any], settings: str | None = None) -> Iterat
 
 
 def keeps_workspaces(device: Mapping[str, Any]) -> bool:
-    """Whether cuBLAS's workspaces were kept, as torch did by default up to 2.14."""
-    old = release.of(device["torch"]) < release.KEEPS_NO_WORKSPACES
+    """Return True if cuBLAS's workspaces were kept, as torch did by default up to 2.14."""
+    old = release.parse_release(device["torch"]) < release.KEEPS_NO_WORKSPACES
     return old or device.get("settings", {}).get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
@@ -167,7 +167,7 @@ def allocator(recording: Mapping[str, Any]) -> Iterator[Pair]:
             memory.warm_up()  # as the recorder has: what that keeps lies in segments of the same pools
             if "settings" in trace:
                 gpu.device(0).allocator.go_on_under(Settings.parse(trace["settings"]))
-            predicted = memory.traced(trace["trace"])
+            predicted = memory.allocator_trace(trace["trace"])
         for number, (theirs, ours) in enumerate(zip(trace["trace"], predicted["trace"], strict=True)):
             yield Pair(f"{trace.get('settings', '')} event {number}", _over(trace, theirs), _over(predicted, ours))
 
@@ -191,7 +191,7 @@ def saved(recording: Mapping[str, Any], only: Collection[str] | None = None) -> 
                 row = recording["saved"].get(f"{name}/{mode}")
                 if row is None or "error" in row or (only is not None and name not in only):
                     continue
-                predicted = memory.saved(table[name](), autocast)
+                predicted = memory.saved_bytes(table[name](), autocast)
                 for field in SAVED:
                     yield Pair(f"{name}/{mode} {field}", row[field], predicted[field])
 
@@ -226,11 +226,11 @@ def _steps(
         step = memory.Step(known[row["model"]], row["batch"], row["mode"], row["optimizer"])
         then = _timed if "step_ms" in row and not peaks_only else None
         cudnn = "cudnn_at_peak" in row and not peaks_only
-        yield Trained(row, memory.trained(step, cudnn=cudnn, then=then), row["cudnn_at_peak"] if cudnn else None)
+        yield Trained(row, memory.step_peaks(step, cudnn=cudnn, then=then), row["cudnn_at_peak"] if cudnn else None)
 
 
 def overflowed(row: Mapping[str, Any]) -> bool:
-    """Whether the first step of a row left the optimizer out: it then took no memory for its states."""
+    """Return True if the first step of a row skipped the optimizer: it then allocated no states."""
     marks = row.get("marks", {})
     return row["mode"] == "amp_fp16" and "optimizer" in marks and marks["optimizer"] == marks["backward"]
 
@@ -241,4 +241,4 @@ def _timed(step: Callable[[], None]) -> dict[str, float]:
     assert gpu is not None
     busy = gpu.clock.busy()
     step()
-    return {"busy_ms": (gpu.clock.busy() - busy) * 1e3, "step_ms": speed.timed(step, 3, 1)}
+    return {"busy_ms": (gpu.clock.busy() - busy) * 1e3, "step_ms": speed.median_ms(step, 3, 1)}

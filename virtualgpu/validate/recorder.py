@@ -1,7 +1,7 @@
-"""One recording: its sections in order, each kept even if a later one fails, in one JSON file.
+"""Record all sections in order into one JSON file, keeping the others where one fails.
 
-It runs what the other modules define and writes down what they return; it compares nothing. Only a real GPU's answers
-are "measured": it refuses to call a virtual GPU's so.
+It runs the functions of the other modules and stores their results; it compares nothing. It refuses to label a virtual
+GPU's results "measured".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..clock.rates import recorded_as
+from ..clock.rates import recording_name
 from ..scope import in_force
 from .effort import QUICK, Effort, Run, Tell, short
 from .sections import SECTIONS
@@ -38,11 +38,11 @@ MINUTES = 16.0  # with what begins shortly before the end, below 20
 
 
 class NoRealGPU(RuntimeError):
-    """There is nothing to measure here; the text is one sentence."""
+    """There is no real GPU to measure; the text is one sentence."""
 
 
 def check() -> None:
-    """Raises NoRealGPU where a measurement would be none."""
+    """Raise NoRealGPU where no real GPU would be measured."""
     if in_force.current is not None:
         raise NoRealGPU(f"{in_force.current!r} is in force, and what it predicts is no measurement: end it first.")
     if not torch.cuda.is_available() or torch.version.cuda is None:
@@ -114,7 +114,7 @@ def chosen(names: Sequence[str] | None) -> tuple[str, ...]:
 
 def default_path() -> Path:
     """In the current folder, named after the GPU."""
-    return Path(recorded_as(torch.cuda.get_device_name(0)))
+    return Path(recording_name(torch.cuda.get_device_name(0)))
 
 
 def failed(recording: dict[str, Any]) -> list[str]:

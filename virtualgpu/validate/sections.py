@@ -1,7 +1,6 @@
-"""The sections of a recording, each a function that is given a `Run` and returns what was measured.
+"""Sections of a recording, each a function from a `Run` to measured rows.
 
-What is measured stands in the modules beside this one; here is what of it, in which order, and that a row which fails
-costs no other.
+The modules beside this one measure; this one selects and orders their rows, and isolates failures.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..nvml import as_text, attempt, opened
+from ..nvml import as_text, attempt, nvml_opened
 from ..scope import in_force
 from . import host, kernels, memory, speed, sustained
 from .effort import Effort, Run, short
@@ -33,7 +32,7 @@ OTHER_RULES = {
 
 
 def _driver() -> str | None:
-    with opened() as (nvml, _):
+    with nvml_opened() as (nvml, _):
         return as_text(attempt(nvml.nvmlSystemGetDriverVersion)[0]) if nvml else None
 
 
@@ -58,19 +57,19 @@ def _device(run: Run) -> dict[str, Any]:
 def _allocator(run: Run) -> dict[str, Any]:
     """The default rules first, then others."""
     events = list(memory.events(run.effort.events, most=run.effort.largest))
-    value = memory.traced(events)
+    value = memory.allocator_trace(events)
     run.keep(value)
     if not run.effort.other_rules:
         return value
     change = torch.cuda.memory._set_allocator_settings
     value["others"] = []
     for settings, default in OTHER_RULES.items():
-        memory.fresh()
+        memory.reset_memory()
         change(settings)
         try:
-            value["others"].append({"settings": settings} | memory.traced(events[: len(events) // 3]))
+            value["others"].append({"settings": settings} | memory.allocator_trace(events[: len(events) // 3]))
         finally:
-            memory.fresh()
+            memory.reset_memory()
             change(default)
         run.keep(value)
     return value
@@ -130,7 +129,7 @@ def _rows(run: Run, makers: Iterator[Callable[[], Any]]) -> list[Any]:
     for make in makers:
         if run.over:
             break
-        memory.fresh()
+        memory.reset_memory()
         try:
             made = make()
             rows += made if isinstance(made, list) else [made]
@@ -193,7 +192,7 @@ def _sustained(run: Run) -> dict[str, Any]:
 
 
 def _saved(run: Run) -> dict[str, Any]:
-    return _operations(run, tuple(MODES), memory.saved)
+    return _operations(run, tuple(MODES), memory.saved_bytes)
 
 
 def _times(run: Run) -> dict[str, Any]:
@@ -203,7 +202,7 @@ def _times(run: Run) -> dict[str, Any]:
 def _copies(run: Run) -> list[dict[str, Any]]:
     rows = []
     for nbytes in run.effort.copies:
-        memory.fresh()
+        memory.reset_memory()
         rows.append(speed.copies(nbytes))
         run.keep(rows)
     return rows
@@ -215,7 +214,7 @@ def _matmul(run: Run) -> dict[str, Any]:
     out |= speed.launches(run.effort.launches) | {"relu_elements": run.effort.elements}
     out["relu_ms"] = speed.relu_ms(run.effort.elements)
     for n in run.effort.products:
-        memory.fresh()
+        memory.reset_memory()
         out["matmul"].append(speed.matmul(n, names))
         run.keep(out)
     return out
@@ -245,7 +244,7 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     def time_it(step: Callable[[], None]) -> dict[str, Any]:
         if not run.effort.times:
             return {}
-        taken = {"step_ms": speed.timed(step, 7, 2), "host_ms": speed.host_ms(step, 5)}
+        taken = {"step_ms": speed.median_ms(step, 7, 2), "host_ms": speed.host_ms(step, 5)}
         return taken | (speed.by_operation(step) if run.effort.profiled else {})
 
     memory.warm_up()
@@ -255,7 +254,7 @@ def _steps(run: Run) -> list[dict[str, Any]]:
                 run.tell(f"steps: the time is up after {len(rows)} of {len(planned)} rows")
                 break
             try:
-                rows.append(step.names | memory.trained(step, cudnn=run.effort.cudnn, then=time_it))
+                rows.append(step.names | memory.step_peaks(step, cudnn=run.effort.cudnn, then=time_it))
             except Exception as error:
                 rows.append(step.names | {"error": short(error)})
             run.keep(rows)
@@ -264,7 +263,7 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-# What a lent GPU must not end without comes first; `steps` takes what time is left, and `ops` the rest.
+# The most important sections come first, as a borrowed GPU's time may run out; `steps` and `ops` fill the rest.
 SECTIONS: dict[str, Callable[[Run], Any]] = {
     "device": _device,
     "first_calls": _first_calls,

@@ -1,4 +1,4 @@
-"""What is measured in milliseconds: copies, matrix products, launches, operations.
+"""Measure milliseconds: copies, matrix products, launches, operations.
 
 Times are medians of CUDA events after a warm-up, on random data: a GPU is faster on zeros.
 """
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..units import MIB
 from .models import Model
 from .operators import DEVICE, Case, autocast
-
-MiB = 1 << 20
 
 # name -> dtype, TF32
 PRECISIONS: dict[str, tuple[torch.dtype, bool]] = {
@@ -28,7 +27,7 @@ PRECISIONS: dict[str, tuple[torch.dtype, bool]] = {
 }
 
 
-def timed(run: Callable[[], object], repeat: int = 20, warm_up: int = 5) -> float:
+def median_ms(run: Callable[[], object], repeat: int = 20, warm_up: int = 5) -> float:
     """Median milliseconds on the device from before `run` to after it."""
     for _ in range(warm_up):
         run()
@@ -50,14 +49,14 @@ def copies(nbytes: int) -> dict[str, Any]:
     pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     pinned.copy_(pageable)
     here, there = (torch.empty(nbytes, dtype=torch.uint8, device=DEVICE) for _ in range(2))
-    repeat = 20 if nbytes <= 10 * MiB else 5
+    repeat = 20 if nbytes <= 10 * MIB else 5
     row = {
         "bytes": nbytes,
-        "h2d_pinned": timed(lambda: here.copy_(pinned, non_blocking=True), repeat),
-        "h2d_pageable": timed(lambda: here.copy_(pageable), repeat),
-        "d2h_pinned": timed(lambda: pinned.copy_(here, non_blocking=True), repeat),
-        "d2h_pageable": timed(lambda: pageable.copy_(here), repeat),
-        "d2d": timed(lambda: there.copy_(here), repeat),
+        "h2d_pinned": median_ms(lambda: here.copy_(pinned, non_blocking=True), repeat),
+        "h2d_pageable": median_ms(lambda: here.copy_(pageable), repeat),
+        "d2h_pinned": median_ms(lambda: pinned.copy_(here, non_blocking=True), repeat),
+        "d2h_pageable": median_ms(lambda: pageable.copy_(here), repeat),
+        "d2d": median_ms(lambda: there.copy_(here), repeat),
     }
     began = time.perf_counter()
     pageable.pin_memory()
@@ -80,7 +79,7 @@ def matmul(n: int, precisions: Sequence[str]) -> dict[str, Any]:
 
 def _product_ms(n: int, dtype: torch.dtype) -> float:
     one, other = (torch.randn(n, n, device=DEVICE, dtype=dtype) for _ in range(2))
-    return timed(lambda: one @ other, 10, 3)
+    return median_ms(lambda: one @ other, 10, 3)
 
 
 def launches(number: int = 1000) -> dict[str, float]:
@@ -91,7 +90,7 @@ def launches(number: int = 1000) -> dict[str, float]:
         for _ in range(number):
             one.add_(1)
 
-    device_ms = timed(many, 5, 2)
+    device_ms = median_ms(many, 5, 2)
     began = time.perf_counter()
     many()
     host_ms = (time.perf_counter() - began) * 1e3
@@ -102,7 +101,7 @@ def launches(number: int = 1000) -> dict[str, float]:
 def relu_ms(elements: int) -> float:
     """An operation that the memory's bandwidth bounds: it reads and writes `elements` float32 numbers."""
     values = torch.randn(elements, device=DEVICE)
-    return timed(lambda: torch.relu(values), 10, 3)
+    return median_ms(lambda: torch.relu(values), 10, 3)
 
 
 def operation(case: Case, dtype: torch.dtype | None) -> dict[str, float]:
@@ -113,7 +112,7 @@ def operation(case: Case, dtype: torch.dtype | None) -> dict[str, float]:
             return case.call(*case.inputs)
 
     gradient = torch.randn_like(forward())
-    return {"forward_ms": timed(forward, 10, 3), "both_ms": timed(lambda: forward().backward(gradient), 10, 3)}
+    return {"forward_ms": median_ms(forward, 10, 3), "both_ms": median_ms(lambda: forward().backward(gradient), 10, 3)}
 
 
 def small_step(model: Model, batch: int, mode: str, dtype: torch.dtype | None) -> dict[str, Any]:
@@ -134,13 +133,13 @@ def small_step(model: Model, batch: int, mode: str, dtype: torch.dtype | None) -
             net(x)
 
     row: dict[str, Any] = {"model": model.name, "batch": batch, "mode": mode, "optimizer": "adamw"}
-    row |= {"train_ms": timed(step, 7, 3), "train_host_ms": host_ms(step, 7)}
+    row |= {"train_ms": median_ms(step, 7, 3), "train_host_ms": host_ms(step, 7)}
     net.eval()
-    return row | {"infer_ms": timed(infer, 7, 3), "infer_host_ms": host_ms(infer, 7)}
+    return row | {"infer_ms": median_ms(infer, 7, 3), "infer_host_ms": host_ms(infer, 7)}
 
 
 def by_operation(run: Callable[[], object]) -> dict[str, Any]:
-    """What the kernels of `run` take, as the profiler counts them: together, how many, and in ms by operation.
+    """Return the kernels of `run` as the profiler counts them: total ms, number, and ms by operation.
 
     Beside the time between two events this tells the kernels' part of a step from the host's.
     """

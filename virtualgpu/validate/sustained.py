@@ -1,4 +1,4 @@
-"""What a GPU keeps up: rate, power, clock and temperature while it works for a minute without a pause.
+"""Measure sustained load: rate, power, clock and temperature over a minute.
 
 Two loads, since a power limit strikes them differently: large products, and the inference of a ResNet-50. The driver
 is asked twice a second by NVML where pynvml is installed, else by nvidia-smi; without either only rates are kept.
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..nvml import opened
+from ..nvml import nvml_opened
 from .operators import DEVICE, autocast
 
 FIELDS = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c")
@@ -28,8 +28,8 @@ Read = Callable[[], tuple[float | None, ...]]
 
 @contextmanager
 def reader() -> Iterator[tuple[Read | None, str]]:
-    """What reads FIELDS of the first GPU of this process, and its name; None and the reason where nothing does."""
-    with opened() as (nvml, error):
+    """Return a function that reads FIELDS of this process's first GPU, and its name; else None and the reason."""
+    with nvml_opened() as (nvml, error):
         if error is None:
             handle = _handle(nvml)
             yield lambda: _by_nvml(nvml, handle), "NVML"
@@ -80,7 +80,7 @@ def _number(text: str) -> float | None:
 
 
 def loads(side: int, images: int) -> dict[str, tuple[Callable[[], object], float, str]]:
-    """name -> what is called again and again, how much of its unit a call does, the unit."""
+    """Return name -> function to call repeatedly, units of work per call, name of the unit."""
     import torchvision
 
     dtype = torch.bfloat16 if torch.cuda.get_device_capability() >= (8, 0) else torch.float16

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from virtualgpu.nvml import as_text, attempt, opened
+from virtualgpu.nvml import as_text, attempt, nvml_opened
+from virtualgpu.units import gib
 
-from .finding import Finding, first_line, gib
+from .finding import Finding, first_line
 from .pytorch import SELECTOR, Torch, version_pair
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class Driver:
 def read_driver(nvml: Any = None, system: Path = Path("/sys")) -> Driver:
     """Read the driver. `nvml` replaces the module pynvml in tests, `system` replaces /sys."""
     on_bus = _on_bus(system)
-    with opened(nvml) as (nvml, error):
+    with nvml_opened(nvml) as (nvml, error):
         if error:
             return Driver(error=f"{type(error).__name__}: {first_line(error)}", on_bus=on_bus)
         cuda = attempt(nvml.nvmlSystemGetCudaDriverVersion_v2)[0]

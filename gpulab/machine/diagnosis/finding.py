@@ -6,6 +6,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import Literal
 
+from virtualgpu.units import count
+
 Status = Literal["ok", "note", "problem"]
 
 
@@ -40,16 +42,12 @@ class Report:
     @property
     def summary(self) -> str:
         return (
-            f"{_count(len(self.findings), 'line')}, {_count(len(self.problems), 'problem')}, "
-            f"{_count(len(self.notes), 'note')}"
+            f"{count(len(self.findings), 'line')}, {count(len(self.problems), 'problem')}, "
+            f"{count(len(self.notes), 'note')}"
         )
 
     def __repr__(self) -> str:
         return f"<Report: {self.summary}>"
-
-
-def gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB"
 
 
 def first_line(error: BaseException | str) -> str:
@@ -57,7 +55,3 @@ def first_line(error: BaseException | str) -> str:
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else type(error).__name__
     return textwrap.shorten(text, 240, placeholder=" …")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

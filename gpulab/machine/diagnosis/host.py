@@ -12,9 +12,10 @@ from time import process_time, sleep
 from typing import Any
 
 from virtualgpu.control_groups import Limits, read_limits
+from virtualgpu.units import gib
 
 from ... import course
-from .finding import Finding, gib
+from .finding import Finding
 
 OLDEST_PYTHON = (3, 11)
 _LOOK_SECONDS = 0.1

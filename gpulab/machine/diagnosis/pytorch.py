@@ -13,7 +13,9 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .finding import Finding, first_line, gib
+from virtualgpu.units import gib
+
+from .finding import Finding, first_line
 
 if TYPE_CHECKING:
     import torch

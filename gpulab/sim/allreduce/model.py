@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from virtualgpu.clock.rates import published
+from virtualgpu.clock.rates import published_rates
 from virtualgpu.gpus.specs import PCIE3, spec
 
 MOST_GPUS = 16
@@ -50,7 +50,7 @@ class Link:
 def _nvlink(gpu: str) -> Link:
     link = spec(gpu).gpu_link
     assert link is not None
-    rates = published(spec(gpu))
+    rates = published_rates(spec(gpu))
     name = f"{link.name} ({gpu.split('-')[0]})"
     return Link(name, link.one_way_gbps, rates.peer_gbps, rates.pinned_gbps / 2, NVLINK_US)
 
@@ -58,13 +58,13 @@ def _nvlink(gpu: str) -> Link:
 def _pcie(gpu: str) -> Link:
     link = spec(gpu).host_link
     assert link is not None
-    rate = published(spec(gpu)).pinned_gbps
+    rate = published_rates(spec(gpu)).pinned_gbps
     return Link(link.name, link.one_way_gbps, rate, rate / 2, PCIE_US)
 
 
 def _ethernet(gbits: int) -> Link:
     # the same part of the rate as on PCIe: an assumption
-    part = published(spec("T4")).pinned_gbps / PCIE3.one_way_gbps
+    part = published_rates(spec("T4")).pinned_gbps / PCIE3.one_way_gbps
     return Link(f"Ethernet {gbits} Gbit/s", gbits / 8, gbits / 8 * part, None, NETWORK_US)
 
 

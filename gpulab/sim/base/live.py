@@ -73,7 +73,7 @@ class Live:
             scale=style.scale(),
             presented=presented,
         )
-        self.box = asleep.told(ipywidgets.VBox([self.front]))
+        self.box = asleep.mark_without_kernel(ipywidgets.VBox([self.front]))
         self.front.observe(self._asked, names="asked")
 
     def follow(self) -> None:

@@ -30,7 +30,7 @@ GPUS = ("T4", "RTX4090", "L4", "A100-80", "H100", "H200", "B200")
 
 def addition_us(gpu: str) -> int:
     """What adding two tensors of `SHAPE` takes on a GPU, in whole microseconds."""
-    reached = rates.of(gpu)
+    reached = rates.rates_of(gpu)
     rate = reached.l2_rate if reached.l2_holds >= ADDITION_BYTES else reached.memory_rate  # again and again
     return round((ADDITION_BYTES / rate + reached.kernel_s) * 1e6)
 
@@ -131,7 +131,7 @@ def seconds(work: Work) -> float:
 
 
 def _steps(work: Work, record: list[Span] | None) -> tuple[float, float]:
-    clock = Clock(1, replace(rates.of(work.gpu), host=hosts.launching(float(work.launch))))
+    clock = Clock(1, replace(rates.rates_of(work.gpu), host=hosts.host_with_launch_time(float(work.launch))))
     clock.record = record
     gpu = clock.devices[0]
     if not work.filling:

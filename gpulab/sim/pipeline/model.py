@@ -51,7 +51,7 @@ class Work:
 
     @property
     def link(self) -> Rates:
-        return rates.of(self.gpu)
+        return rates.rates_of(self.gpu)
 
     @property
     def copy(self) -> float:

@@ -143,7 +143,7 @@ class Contest(Result):
 
     @cached_property
     def _rates(self) -> rates.Rates:
-        return rates.of(LIKE if self.gpu == TOY else self.gpu)
+        return rates.rates_of(LIKE if self.gpu == TOY else self.gpu)
 
     @property
     def speedup(self) -> float:

@@ -96,7 +96,7 @@ class Roofs(Result):
 
     @property
     def rates(self) -> Rates:
-        return rates.of(self.gpu)
+        return rates.rates_of(self.gpu)
 
     @property
     def peak_dtype(self) -> str:
@@ -208,7 +208,7 @@ def simulate(gpu: str, dtype: str, op: str, rows: int, columns: int, depth: int,
     tokens in heads of 64 that make up `columns`; a 3 × 3 convolution of an image of about `rows` pixels, from `depth`
     to `columns` channels.
     """
-    reached = rates.of(gpu)
+    reached = rates.rates_of(gpu)
     width = 4 if dtype in ("fp32", "tf32") else 2
     used = "fp32" if dtype == "tf32" and not SPECS[gpu].has("tf32") else dtype
     found = (
@@ -291,7 +291,7 @@ def _convolution(
     nbytes = into + made + width * columns * depth * WINDOW**2
     # One pixel is the same in both layouts, and torch calls it contiguous: it is copied all the same.
     plain = into + made if not channels_last or high * wide == 1 else 0
-    parts = work.convolved(reached, tensor, weight, out, dtype)
+    parts = work.convolution_parts(reached, tensor, weight, out, dtype)
     found = work.convolution(reached, parts, dtype, reached.memory_seconds(nbytes), plain)
     copied = 2 * plain if found.copies else 0
     product = work.convolution_products(tensor, weight, out)["small"]

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from math import prod
 
-from virtualgpu.clock.rates import PAGEABLE, Rates, of
+from virtualgpu.clock.rates import PAGEABLE, Rates, rates_of
 from virtualgpu.gpus.specs import PCIE3, PCIE4, PCIE5, SHOWN, Link
 from virtualgpu.memory.out_of_memory import OutOfMemory
 
@@ -101,7 +101,7 @@ def link_of(gpu: str, slot: int) -> Link:
 def rates_over(gpu: str, link: Link) -> Rates:
     """What the GPU reaches, its copies slowed down as `link` is slower than its own; pageable ones where they wait for
     the link, not for the host."""
-    rates, own = of(gpu), GPUS[gpu].host_link
+    rates, own = rates_of(gpu), GPUS[gpu].host_link
     assert own is not None
     slower = link.both_ways_gbps / own.both_ways_gbps
     pinned = rates.pinned_gbps * slower

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from virtualgpu.planning import plan  # noqa: E402
-from virtualgpu.planning.host import highest  # noqa: E402
+from virtualgpu.planning.host_limit import peak_rss  # noqa: E402
 
 LAYERS, WIDTH, HEADS, HIDDEN, WORDS, LENGTH = 32, 4096, 32, 11008, 32000, 2048
 
@@ -99,5 +99,5 @@ if __name__ == "__main__":
     gpu = "A100-80" if not mixed and LAYERS == 32 else "H200"
     one = from_config if "config" in sys.argv else lambda batch: build(batch, mixed, host)
     found = plan(one, 1, gpu, where="where" in sys.argv)
-    spent = {"seconds": time.perf_counter() - START, "cpu_seconds": time.process_time(), "process_bytes": highest()}
+    spent = {"seconds": time.perf_counter() - START, "cpu_seconds": time.process_time(), "process_bytes": peak_rss()}
     print(json.dumps({**spent, **found.categories, "fits": found.fits, "step_ms": found.step_ms}))

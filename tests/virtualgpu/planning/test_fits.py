@@ -8,7 +8,7 @@ import torch
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.gpus.specs import SPECS
 from virtualgpu.planning import plan, planner
-from virtualgpu.planning.largest import MOST, Stop, Trial, search
+from virtualgpu.planning.largest_batch import MOST, Stop, Trial, search
 
 from . import steps
 from .steps import MIB
@@ -161,11 +161,11 @@ def test_search_ends_where_everything_fits():
 
 
 def test_the_host_is_not_filled(monkeypatch):
-    from virtualgpu.planning import host
+    from virtualgpu.planning import host_limit
 
     taken = iter([10**9, 3 * 10**9])
-    monkeypatch.setattr(host, "highest", lambda: next(taken))
-    memory = host.HostMemory()
+    monkeypatch.setattr(host_limit, "peak_rss", lambda: next(taken))
+    memory = host_limit.HostMemory()
     memory.check(10**9)  # nothing is known yet
     memory.note(100)
     memory.check(10)
@@ -174,10 +174,10 @@ def test_the_host_is_not_filled(monkeypatch):
 
 
 def test_other_reasons_for_growth_do_not_count(monkeypatch):
-    from virtualgpu.planning import host
+    from virtualgpu.planning import host_limit
 
     taken = iter([10**9, 10**9 + 50 * MIB])  # a module was imported, say
-    monkeypatch.setattr(host, "highest", lambda: next(taken))
-    memory = host.HostMemory()
+    monkeypatch.setattr(host_limit, "peak_rss", lambda: next(taken))
+    memory = host_limit.HostMemory()
     memory.note(1)
     memory.check(10**9)

@@ -8,7 +8,7 @@ import pytest
 
 from virtualgpu.pictures import style
 from virtualgpu.planning import Plan, plan
-from virtualgpu.planning.picture import draw
+from virtualgpu.planning.picture import draw_plan
 
 from . import steps
 
@@ -103,7 +103,7 @@ def test_the_picture(shown):
 
 
 def test_no_part_is_told_by_its_colour_alone():
-    numbers = re.findall(r">(\d+)</text>", "".join(draw(PLAN).body))
+    numbers = re.findall(r">(\d+)</text>", "".join(draw_plan(PLAN).body))
     assert sorted(set(numbers), key=int) == [str(n) for n in range(1, 11)]
     assert numbers.count("4") == 2  # in the bar, and in the key
 

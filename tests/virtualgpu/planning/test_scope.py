@@ -9,7 +9,7 @@ import torch
 from torch.optim import optimizer as of_torch
 
 import gpulab
-from virtualgpu.planning import holders, plan
+from virtualgpu.planning import plan, tensor_roles
 from virtualgpu.scope import in_force
 
 from . import steps
@@ -59,7 +59,7 @@ def test_holders_are_known_by_their_type_however_far_derived():
 
     kinds = torch.Tensor, torch.nn.Module, torch.optim.Optimizer
     made = [Both(), torch.nn.Parameter(torch.ones(2)), torch.optim.SGD([torch.ones(2)]), torch.nn.Sequential(), Lies()]
-    found = {kind: {id(item) for item in items} for kind, items in holders._all(*kinds).items()}
+    found = {kind: {id(item) for item in items} for kind, items in tensor_roles._all(*kinds).items()}
     expected = [torch.nn.Module, torch.Tensor, torch.optim.Optimizer, torch.nn.Module, None]
     assert [next((kind for kind in kinds if id(item) in found[kind]), None) for item in made] == expected
     assert id(made[0]) not in found[torch.optim.Optimizer]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from virtualgpu.planning import plan
-from virtualgpu.planning.where import Line, Where
+from virtualgpu.planning.peak_line import Line, Where
 
 SCRIPT = """
 import torch

@@ -20,7 +20,7 @@ def run(capfd, monkeypatch):
         path = SCRIPTS / f"{script}.py" if isinstance(script, str) else script
         session = command.prepare(options_of(*options, path, *arguments))
         capfd.readouterr()
-        with target.borrowed():
+        with target.interpreter_restored():
             session.begin()
             try:
                 code = session.execute()

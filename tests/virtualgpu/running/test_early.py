@@ -3,8 +3,8 @@
 import pytest
 
 from virtualgpu.gpu import VirtualGPU
-from virtualgpu.running.early import Early
-from virtualgpu.running.places import Places
+from virtualgpu.running.early_host_access import EarlyHostAccess
+from virtualgpu.running.source_lines import SourceLines
 
 BEGIN = """
 import io, pickle, numpy, torch
@@ -25,7 +25,7 @@ def notes(request, tmp_path):
 
     def go(source, begin=BEGIN):
         with VirtualGPU("T4", compute=request.param) as gpu:
-            gpu.under_way = early = Early(gpu.clock, Places(str(tmp_path)))
+            gpu.under_way = early = EarlyHostAccess(gpu.clock, SourceLines(str(tmp_path)))
             exec(compile(begin + source, str(tmp_path / "early.py"), "exec"), {"__name__": "__main__"})
         return early.sentences()
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from virtualgpu.gpu import VirtualGPU
-from virtualgpu.running import feeding
-from virtualgpu.running.feeding import Feeding
+from virtualgpu.running import loader_waits
+from virtualgpu.running.loader_waits import LoaderWaits
 from virtualgpu.running.steps import StepMarks
 
 from .starting import start
@@ -29,14 +29,14 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(feeding, "time", clock)
+    monkeypatch.setattr(loader_waits, "time", clock)
     monkeypatch.setattr("virtualgpu.running.steps.time", clock)
     return clock
 
 
 @pytest.fixture
 def fed():
-    found = Feeding()
+    found = LoaderWaits()
     yield found
     found.end()
 
@@ -99,8 +99,8 @@ def test_what_another_thread_loads_ahead_does_not_count(clock, fed):
 def steps_of(loop, clock):
     with VirtualGPU("T4"):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, device="cuda"))])
-        found = Feeding()
-        marks = StepMarks(lambda: Meter(clock), feeding=found)
+        found = LoaderWaits()
+        marks = StepMarks(lambda: Meter(clock), waits=found)
         try:
             loop(optimizer)
         finally:
@@ -176,7 +176,7 @@ def test_a_script_with_workers_gets_the_line(run):
 )
 def test_a_loop_waits_on_the_virtual_clock_for_workers_of_the_measured_speed(workers, seconds, step, waits):
     times = torch.tensor([[10 * seconds, 10.0]] * workers, dtype=torch.float64)
-    found, now, waited = feeding._Workers(times, prefetch=2), 0.0, []
+    found, now, waited = loader_waits._Workers(times, prefetch=2), 0.0, []
     found.last = now
     for _ in range(40):
         now += step
@@ -187,7 +187,7 @@ def test_a_loop_waits_on_the_virtual_clock_for_workers_of_the_measured_speed(wor
 
 
 def test_what_workers_load_ahead_is_there_after_a_long_step():
-    found = feeding._Workers(torch.tensor([[1.0, 1.0]] * 2, dtype=torch.float64), prefetch=2)
+    found = loader_waits._Workers(torch.tensor([[1.0, 1.0]] * 2, dtype=torch.float64), prefetch=2)
     found.last = 0.0
     assert found.wait(100.0) == 0  # four batches, and no more
     found.last = 100.0
@@ -195,7 +195,7 @@ def test_what_workers_load_ahead_is_there_after_a_long_step():
 
 
 def test_another_clock_that_is_behind_makes_no_longer_wait():
-    found = feeding._Workers(torch.tensor([[1.0, 1.0]], dtype=torch.float64), prefetch=2)
+    found = loader_waits._Workers(torch.tensor([[1.0, 1.0]], dtype=torch.float64), prefetch=2)
     found.last = 1000.0
     assert found.wait(1.0) == 1.0
 

@@ -17,15 +17,15 @@ from virtualgpu.gpu import VirtualGPU
 from virtualgpu.memory.caching import CachingAllocator
 from virtualgpu.memory.out_of_memory import OutOfMemory
 from virtualgpu.memory.settings import Settings
-from virtualgpu.running import confined, overrun, replay
-from virtualgpu.running.places import Places
+from virtualgpu.running import overrun, replay, sandbox
+from virtualgpu.running.memory_watch import MemoryWatch
 from virtualgpu.running.replay import Record
-from virtualgpu.running.watch import Watch
+from virtualgpu.running.source_lines import SourceLines
 
 from .starting import start
 
 MiB = 1 << 20
-CONFINES = pytest.mark.skipif(not confined.possible(), reason="no process can be confined here")
+CONFINES = pytest.mark.skipif(not sandbox.is_supported(), reason="no process can be confined here")
 SETTINGS = [Settings(), Settings(expandable_segments=True), Settings(max_split_size_mb=20)]
 
 
@@ -42,7 +42,7 @@ def test_a_replay_is_the_run_once_more(events, rules):
     with VirtualGPU("T4") as scope:
         device = scope.devices[0]
         device.allocator = own = CachingAllocator(400 * MiB, rules, context_bytes=100 * MiB)
-        watch, held, kept, used, ran_out = Watch(device, Places("/")), [], [], 0, None
+        watch, held, kept, used, ran_out = MemoryWatch(device, SourceLines("/")), [], [], 0, None
 
         def settle():
             while kept:
@@ -62,7 +62,7 @@ def test_a_replay_is_the_run_once_more(events, rules):
             try:
                 block = own.allocate(nbytes, stream)
             except OutOfMemory:
-                ran_out = replay.request(nbytes, stream)
+                ran_out = replay.request_events(nbytes, stream)
                 break
             held += [block] if block else []
             used = max(used, own.memory.taken_bytes)
@@ -81,7 +81,7 @@ def test_a_record_that_does_not_know_all_is_not_whole(monkeypatch):
             lambda: torch.cuda.set_per_process_memory_fraction(0.5),
             graph,
         ):
-            watch = Watch(device, Places("/"))
+            watch = MemoryWatch(device, SourceLines("/"))
             torch.ones(9, device="cuda")
             assert watch.record.whole
             what()
@@ -223,7 +223,7 @@ def test_a_run_that_goes_on_leaves_no_copy(written):
 
 
 def test_what_only_this_process_can_do_is_known_up_to_that_line(written, monkeypatch):
-    monkeypatch.setattr(confined, "possible", lambda: False)
+    monkeypatch.setattr(sandbox, "is_supported", lambda: False)
     found = tried(written(TRAIN.format(steps=2, batch=60_000), "--gpu", "T4"))
     assert (found.until, found.gpu) == ("", "V100-16")
 
@@ -323,8 +323,8 @@ def test_a_confined_process_changes_nothing_outside_itself(tmp_path, monkeypatch
     answer, answered = os.pipe()
     process = os.fork()
     if not process:
-        confined.die_with_parent()
-        confined.confine(answered)
+        sandbox.die_with_parent()
+        sandbox.confine(answered)
         torch.set_num_threads(1)
         for name, (call, _) in ATTEMPTS.items():
             try:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from virtualgpu.running.hints import hints
-from virtualgpu.running.places import Line
 from virtualgpu.running.report import (
     Between,
     Gpu,
@@ -20,8 +19,10 @@ from virtualgpu.running.report import (
     as_json,
     json_path,
 )
+from virtualgpu.running.report_text import as_text
+from virtualgpu.running.source_lines import Line
 from virtualgpu.running.target import Ending
-from virtualgpu.running.text import amount, as_text, duration
+from virtualgpu.units import duration, with_prefix
 
 MiB, GiB = 1 << 20, 1 << 30
 T4 = 15_828_320_256
@@ -376,4 +377,4 @@ def test_durations(seconds, says):
     [(1.31e12, "1.31 T"), (45.2e6, "45.2 M"), (850, "850 "), (999.7e9, "1.00 T"), (9.55e3, "9.55 k")],
 )
 def test_amounts(number, says):
-    assert amount(number) == says
+    assert with_prefix(number) == says

@@ -8,10 +8,10 @@ import torch
 
 from virtualgpu.clock import clock as clocks
 from virtualgpu.gpu import VirtualGPU
+from virtualgpu.running.memory_watch import MemoryWatch
 from virtualgpu.running.meters import VirtualMeter
-from virtualgpu.running.places import Places
+from virtualgpu.running.source_lines import SourceLines
 from virtualgpu.running.steps import StepMarks
-from virtualgpu.running.watch import Watch
 
 
 class Meter:
@@ -117,13 +117,13 @@ def test_growth_of_the_optimizers_own_state_is_known():
 def test_what_watches_takes_none_of_the_host_s_time(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(clocks, "real", lambda: now[0])
-    monkeypatch.setattr(clocks, "queued", lambda: 0.0)
+    monkeypatch.setattr(clocks, "seconds_without_core", lambda: 0.0)
 
     def pass_(seconds):
         now[0] += seconds
 
     with VirtualGPU("T4", counts_host=True) as scope:
-        watches = [Watch(device, Places(__file__.rpartition("/")[0])) for device in scope.devices]
+        watches = [MemoryWatch(device, SourceLines(__file__.rpartition("/")[0])) for device in scope.devices]
         meter = VirtualMeter(scope, watches)
         weight = torch.nn.Parameter(torch.zeros(3, device="cuda"))
         weight.grad = torch.ones_like(weight)

@@ -17,8 +17,8 @@ def ends(tmp_path, capfd):
         path = tmp_path / "script.py"
         path.write_text(source)
         capfd.readouterr()
-        with target.borrowed():
-            ending = execute(target.script(str(path), arguments))
+        with target.interpreter_restored():
+            ending = execute(target.script_target(str(path), arguments))
         return ending, *capfd.readouterr()
 
     return go
@@ -46,8 +46,8 @@ def test_a_module_finds_what_it_finds_under_python(tmp_path, monkeypatch, capfd)
     (package / "__main__.py").write_text(WHAT + "\nfrom . import other\nprint(__spec__.name)")
     (package / "other.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    with target.borrowed():
-        assert execute(target.module("pack", ["-m", "x"])).code == 0
+    with target.interpreter_restored():
+        assert execute(target.module_target("pack", ["-m", "x"])).code == 0
     alone = subprocess.run([sys.executable, "-m", "pack", "-m", "x"], capture_output=True, text=True)
     sys.modules.pop("pack"), sys.modules.pop("pack.other")
     assert [_without_addresses(line) for line in capfd.readouterr().out.splitlines()] == [
@@ -130,14 +130,14 @@ def test_what_is_no_script_is_said_before_anything_runs(tmp_path, name, what, sa
     if what is not None:
         (tmp_path / name).write_bytes(what)
     with pytest.raises(CannotRun, match=says) as caught:
-        target.script(str(tmp_path / name))
+        target.script_target(str(tmp_path / name))
     assert repr(str(tmp_path / name).rstrip("/"))[:-1] in str(caught.value)
 
 
 def test_a_package_given_as_a_directory_names_the_file(tmp_path):
     (tmp_path / "__main__.py").write_text("")
     with pytest.raises(CannotRun, match=r"Give the Python file to run: .*__main__\.py"):
-        target.script(str(tmp_path))
+        target.script_target(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_a_package_given_as_a_directory_names_the_file(tmp_path):
 )
 def test_what_is_no_module_is_said_before_anything_runs(name, says):
     with pytest.raises(CannotRun, match=says):
-        target.module(name)
+        target.module_target(name)
 
 
 def test_a_module_that_its_package_does_not_have_ends_as_under_python(capfd):
-    with target.borrowed():
-        assert execute(target.module("json.nothing")).code == 1
+    with target.interpreter_restored():
+        assert execute(target.module_target("json.nothing")).code == 1
     assert capfd.readouterr().err.startswith("No module named json.nothing")

@@ -9,7 +9,7 @@ import torch
 
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.operations.products import keeps_workspaces
-from virtualgpu.running import confined
+from virtualgpu.running import sandbox
 
 from .starting import SCRIPTS
 
@@ -185,7 +185,7 @@ ON = (
 )
 def test_conclusions_go_no_further_than_what_was_seen(run, tmp_path, options, arguments, code, hint):
     if options and arguments.endswith("memory"):
-        hint = ON.format(f"{SO_MUCH + 20 * arguments.startswith('train'):,}") if confined.possible() else hint
+        hint = ON.format(f"{SO_MUCH + 20 * arguments.startswith('train'):,}") if sandbox.is_supported() else hint
     options = [*options, "--gpu", "A100-40", "--json", tmp_path / "report.json"]
     done = run("stages", *arguments.split(), options=options)
     assert done.code == code

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.memory.out_of_memory import OutOfMemory
-from virtualgpu.running.places import Line, Places
-from virtualgpu.running.watch import Watch
+from virtualgpu.running.memory_watch import MemoryWatch
+from virtualgpu.running.source_lines import Line, SourceLines
 
 MiB = 1 << 20
 HERE = __file__.rpartition("/")[0]
@@ -39,7 +39,7 @@ def gpu():
 def test_peaks_and_lines_add_up_to_the_allocator_s_counts(events):
     with VirtualGPU("T4") as scope:
         device, lines = scope.devices[0], _Lines()
-        watch = Watch(device, lines)
+        watch = MemoryWatch(device, lines)
         allocator, held, peak, at_peak = device.allocator, [], 0, {}
         for line, nbytes, free, reset in events:
             if free and held:
@@ -66,7 +66,7 @@ def test_peaks_and_lines_add_up_to_the_allocator_s_counts(events):
 
 
 def test_each_gpu_is_watched_apart(gpu):
-    first, second = (Watch(device, Places(HERE)) for device in gpu.devices)
+    first, second = (MemoryWatch(device, SourceLines(HERE)) for device in gpu.devices)
     kept = torch.ones(MiB, device="cuda:1")
     assert (first.memory().peak_allocated, second.memory().peak_allocated) == (0, 4 * MiB)
     assert second.memory().peak_line.code == 'kept = torch.ones(MiB, device="cuda:1")'
@@ -76,7 +76,7 @@ def test_each_gpu_is_watched_apart(gpu):
 
 
 def test_a_gradient_belongs_to_the_line_of_backward(gpu):
-    watch = Watch(gpu.devices[0], Places(HERE))
+    watch = MemoryWatch(gpu.devices[0], SourceLines(HERE))
     layer = torch.nn.Linear(2048, 2048, bias=False).cuda()
     loss = layer(torch.ones(1, 2048, device="cuda")).sum()
     loss.backward()
@@ -88,7 +88,7 @@ def test_a_gradient_belongs_to_the_line_of_backward(gpu):
 def test_what_does_not_fit_is_kept_with_what_held_the_memory(gpu):
     allocator = gpu.devices[0].allocator
     lines = _Lines()
-    watch = Watch(gpu.devices[0], lines)
+    watch = MemoryWatch(gpu.devices[0], lines)
     lines.now = 7
     large = allocator.allocate(10 << 30)
     lines.now = 8
@@ -111,21 +111,21 @@ def test_the_line_is_the_script_s_and_not_a_library_s(tmp_path):
     script, other, installed = (
         tmp_path / name for name in ("job/train.py", "other/tools.py", "lib/site-packages/p.py")
     )
-    places = Places(str(tmp_path / "job"))
+    places = SourceLines(str(tmp_path / "job"))
     found = []
     inner = run(installed, "def call(f):\n    f()\n")["call"]
     helper = run(other, "def call(f):\n\n    g(f)\n", g=inner)["call"]
     run(script, "\n\n\nhelper(note)\n", helper=helper, note=lambda: found.append(places.here()))
     # The innermost of the script's folder, though this test's own file is nearer.
     assert found == [(str(script), 4)]
-    far = Places(str(tmp_path / "elsewhere"))
+    far = SourceLines(str(tmp_path / "elsewhere"))
     run(other, "\ndef call(f):\n    g(f)\n\ncall(note)\n", g=inner, note=lambda: found.append(far.here()))
     assert found[1][0] == __file__  # nothing of the script: the innermost that is no library's
 
 
 def test_an_installed_module_that_is_run_is_the_script(tmp_path):
     home = tmp_path / "lib/site-packages/pack"
-    places, found = Places(str(home)), []
+    places, found = SourceLines(str(home)), []
     names = {"note": lambda: found.append(places.here())}
     exec(compile("\nnote()", str(home / "train.py"), "exec"), names)
     assert found == [(str(home / "train.py"), 2)]
@@ -133,5 +133,5 @@ def test_an_installed_module_that_is_run_is_the_script(tmp_path):
 
 def test_a_line_without_source_has_its_place(tmp_path):
     gone, elsewhere = str(tmp_path / "job" / "gone.py"), str(tmp_path / "gone.py")
-    places = Places(str(tmp_path / "job"))
+    places = SourceLines(str(tmp_path / "job"))
     assert [str(places.line((file, 3))) for file in (gone, elsewhere)] == ["gone.py:3", f"{elsewhere}:3"]

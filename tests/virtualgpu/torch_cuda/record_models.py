@@ -39,7 +39,7 @@ def allocations(run):
 
 
 def record(step):
-    return memory.trained(step, cudnn=False, then=allocations)
+    return memory.step_peaks(step, cudnn=False, then=allocations)
 
 
 if __name__ == "__main__":

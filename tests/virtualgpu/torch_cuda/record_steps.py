@@ -38,7 +38,7 @@ def plan():
 
 def record(step):
     """The first step's marks, peaks of the first two and of the third, and what remains, in bytes."""
-    return memory.trained(step, cudnn=False)
+    return memory.step_peaks(step, cudnn=False)
 
 
 def main(skip, steps, record):

@@ -65,7 +65,7 @@ def test_microbenchmarks_that_the_virtual_gpu_recorded_give_its_rates_back(tmp_p
             sections=("device", "copies", "matmul"),
             tell=lambda text: None,
         )
-    found = rates.recorded(SPECS["A100-80"], recording)
+    found = rates.recorded_rates(SPECS["A100-80"], recording)
     for field in ("pinned_gbps", "pageable_gbps", "memory_gbps"):
         assert getattr(found, field) == pytest.approx(getattr(gpu.rates, field), rel=0.02), field
     for precision in ("fp32", "tf32", "fp16", "bf16"):

@@ -276,5 +276,5 @@ def test_what_cudnn_takes_at_the_peak_is_told_apart_also_after_steps_that_took_a
     """The steps before it had the same peak, with their workspaces in it."""
     lstm = models.by_name()["lstm"]
     with VirtualGPU("H100", compute=False):
-        row = memory.trained(memory.Step(lstm, 64, "fp32"))
+        row = memory.step_peaks(memory.Step(lstm, 64, "fp32"))
     assert 0.2 * row["peak"][0] < row["cudnn_at_peak"] < 0.4 * row["peak"][0]

@@ -8,11 +8,11 @@ import time
 import torch
 import torch.distributed as dist
 
-from virtualgpu.ranks import waiting
+from virtualgpu.ranks import rank_waits
 
 
 def say():
-    while not waiting.here.text():
+    while not rank_waits.here.text():
         time.sleep(0.01)
     os.write(1, b"waits\n")  # in one piece: another rank writes there too
 

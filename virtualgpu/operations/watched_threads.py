@@ -1,4 +1,4 @@
-"""Which threads a virtual GPU watches: every one that is started while it is in force, and the one that starts it.
+"""Enable the dispatch mode in each thread that starts while a virtual GPU is in force.
 
 A watched thread stays so until it ends; without a GPU in force its operations pass through unchanged.
 """
@@ -17,7 +17,7 @@ from .dispatch import MODE
 
 
 def enter() -> None:
-    """Watch the operations of this thread too; it stays watched, by whichever GPU is in force, until it is left."""
+    """Watch the operations of this thread, for any GPU in force, until `leave`."""
     if not in_force.thread.watched:
         in_force.thread.watched = True
         above = _above(None)  # of others' modes, such as a counter's: they see what is on the GPU
@@ -27,7 +27,7 @@ def enter() -> None:
 
 
 def leave() -> None:
-    """Watch this thread no longer."""
+    """Stop watching this thread."""
     if in_force.thread.watched:
         in_force.thread.watched = False
         _put_back(_above(MODE))
@@ -48,7 +48,7 @@ def no_sanitizer() -> Iterator[None]:
 
 
 def _above(mode: TorchDispatchMode | None) -> list[TorchDispatchMode]:
-    """Take the modes that are above `mode` off this thread's stack, the uppermost first, and `mode` too."""
+    """Pop the modes above `mode` from this thread's stack, the uppermost first, and `mode` too."""
     above: list[TorchDispatchMode] = []
     while torch._C._len_torch_dispatch_stack():
         top = _pop_mode()

@@ -1,22 +1,22 @@
-"""A report as text for a terminal: labelled, aligned, each number with where it comes from."""
+"""Format a report as aligned terminal text, each number with its source."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
 
-from ..readings.curve import mib
+from ..units import duration, mib, with_prefix
 from .report import Gpu, Report, Share, Steps, ran_out
 
 _LABEL = 18
 _WIDTH = 118
 _SHARES = 3
 _OPTIMIZERS = 3
-_LATE = 0.01  # of the time in collectives: what ranks wait for each other that is told
+_LATE = 0.01  # of the time in collectives: shorter waits for other ranks are not shown
 
 
 def as_text(report: Report, hints: Iterable[str]) -> str:
-    """The lines, each with its end."""
+    """Return the report's lines."""
     rows = [("ended", _ending(report))]
     rows += [("at", _cut(str(report.ended_at)))] if report.ended_at is not None else []
     rows += [
@@ -54,7 +54,7 @@ def _title(report: Report) -> str:
 
 
 def _categories(report: Report, gpu: Gpu) -> list[tuple[str, str]]:
-    """What the memory was for, one line."""
+    """Show the memory by category in one line."""
     if not gpu.memory.categories:
         return []
     parts = [f"{name.replace('_', ' ')} {mib(nbytes)}" for name, nbytes in gpu.memory.categories]
@@ -63,7 +63,7 @@ def _categories(report: Report, gpu: Gpu) -> list[tuple[str, str]]:
 
 
 def _between(report: Report, steps: Steps) -> list[tuple[str, str]]:
-    """What goes on between the ranks in a step."""
+    """Show the communication of a step."""
     found = steps.between
     if found is None:
         return []
@@ -80,7 +80,7 @@ def _between(report: Report, steps: Steps) -> list[tuple[str, str]]:
 
 
 def _scaling(report: Report) -> list[tuple[str, str]]:
-    """What the ranks do together, against the script on one GPU."""
+    """Show the throughput of all ranks against the script on one GPU."""
     alone = report.alone
     if alone is None:
         return []
@@ -161,14 +161,14 @@ def _time(report: Report, gpu: Gpu, where: str) -> list[tuple[str, str]]:
     rows = [("GPU time", f"{where}{duration(time.busy)} in {kernels}{share} (virtual, {time.source})")]
     if time.flop_seconds:
         peaks = ", ".join(f"{rate:g} {dtype}" for dtype, rate in report.tflops)
-        rate = f"{amount(time.flops / time.flop_seconds)}FLOP/s"
+        rate = f"{with_prefix(time.flops / time.flop_seconds)}FLOP/s"
         reached = f"{rate} in matrix products, while they run (virtual)"
         rows.append(("", reached + (f"; peaks: {peaks}" if peaks else "")))
     return rows
 
 
 def _steps(report: Report, steps: Steps) -> str:
-    text = f"{steps.count:,} of {steps.optimizer} ({amount(steps.parameters)} parameters, {steps.device})"
+    text = f"{steps.count:,} of {steps.optimizer} ({with_prefix(steps.parameters)} parameters, {steps.device})"
     if steps.median is not None and (steps.median > 0 or report.numbers == "measured"):
         text += f", every {duration(steps.median)} ({report.numbers} median)"
     if steps.host_median is not None:
@@ -177,32 +177,8 @@ def _steps(report: Report, steps: Steps) -> str:
 
 
 def _waited(steps: Steps) -> list[tuple[str, str]]:
-    """What the loop waited for its data, which is loaded here, for a virtual GPU too."""
+    """Show the time that the loop waited for data, which this machine loads, for a virtual GPU too."""
     if steps.waited is None or steps.waited_share is None:
         return []
     share = f"{steps.waited_share:.0%} of the time from step to step"
     return [("waited for data", f"{duration(steps.waited)} a step in DataLoader.__next__, {share} (measured here)")]
-
-
-def amount(number: float) -> str:
-    """A number with three digits and a unit's prefix: "1.31 T", "45.2 M", "850 "."""
-    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= 0.9995 * scale:
-            return f"{_three(number / scale)} {prefix}"
-    return f"{_three(number)} "
-
-
-def _three(value: float) -> str:
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as text with three digits: "12.3 s", "164 ms", "850 µs"; from two minutes on "2 min 05 s"."""
-    if seconds >= 120:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes:,} min {rest:02d} s"
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        value = seconds * scale
-        if value >= 0.9995:
-            return f"{_three(value)} {unit}"
-    return f"{seconds * 1e6:.3g} µs"

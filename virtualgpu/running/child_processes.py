@@ -1,6 +1,6 @@
-"""Processes that a script starts: the forked report nothing, the spawned get virtual GPUs of their own.
+"""Child processes of a script: forked ones report nothing, spawned ones get their own virtual GPUs.
 
-A spawned process imports the script anew; on a machine with a GPU it would find it there.
+A spawned process imports the script again; on a machine with a real GPU it would find that one.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 
 from ..gpu import VirtualGPU
 
-_forgets: list[Callable[[], None]] = []  # what a forked child calls first
+_forgets: list[Callable[[], None]] = []  # called first in a forked child
 
 
 def begin(recipe: dict[str, Any]) -> None:
-    """In a spawned process, before it imports the script: the same virtual GPUs, until its end."""
+    """Start the same virtual GPUs in a spawned process, before it imports the script, until its end."""
     spawning: Any = importlib.import_module("torch.multiprocessing.spawn")  # as an attribute, it is the function in it
     first = spawning._wrap
     VirtualGPU(**recipe).start()
-    spawning._wrap = first  # what comes from `torch.multiprocessing.spawn` brings its own GPUs, and asks for this one
-    Children(recipe, lambda: None)
+    spawning._wrap = first  # processes of `torch.multiprocessing.spawn` start their own GPUs, and need this one
+    ChildProcesses(recipe, lambda: None)
 
 
 class _Recipe:
-    """Unpickled by the child, it is the call of `begin`."""
+    """Calls `begin` when the child unpickles it."""
 
     def __init__(self, recipe: dict[str, Any]) -> None:
         self.recipe = recipe
@@ -35,7 +35,7 @@ class _Recipe:
         return begin, (self.recipe,)
 
 
-class Children:
+class ChildProcesses:
     """From now on, spawned processes get the GPUs that `recipe` describes, and forked ones call `forget`."""
 
     def __init__(self, recipe: dict[str, Any] | None, forget: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ class Children:
             multiprocessing.spawn.get_preparation_data = get_preparation_data
 
     def end(self) -> None:
-        """As before."""
+        """Restore the original behaviour."""
         _forgets.remove(self._forget)
         if self._own is not None:
             multiprocessing.spawn.get_preparation_data = self._own

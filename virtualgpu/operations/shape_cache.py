@@ -1,7 +1,7 @@
-"""What an operation gives on shapes alone, remembered: the same operation on the same shapes gives the same.
+"""Cache of output shapes in shapes-only mode, keyed by operation and input shapes.
 
-Much of what PyTorch knows of results' shapes is written in Python and takes half a millisecond for an operation; a step
-of training does the same operations again and again, and a model's layers are alike.
+PyTorch computes many output shapes in Python, which takes half a millisecond per operation; training steps repeat the
+same operations, and a model's layers are alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
-_MOST = 1 << 15  # results; with as many the memory is begun anew
+_MOST = 1 << 15  # results; at this size the cache is cleared
 _empty: Any = torch.empty_strided
 _META: Final = torch.device("meta")
 _is_meta: Any = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
@@ -26,15 +26,15 @@ _storage: Any = torch._C.TensorBase.untyped_storage
 
 
 @dataclass
-class Count:
-    """How often a result was asked for, and how often it was remembered."""
+class CacheCount:
+    """Counts lookups and hits."""
 
     asked: int = 0
     found: int = 0
 
 
-def run(count: Count, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The result of `func` on `meta` tensors and numbers of the host, run or remembered."""
+def run_cached(count: CacheCount, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Return the result of `func` on `meta` tensors and host numbers, from the cache if possible."""
     count.asked += 1
     try:
         key = func, torch.get_default_dtype(), _key(func, args), _key(func, tuple(kwargs.items())) if kwargs else ()
@@ -53,7 +53,7 @@ def run(count: Count, func: Any, args: Args, kwargs: Kwargs) -> Any:
     out = func._op(*args, **kwargs)
     if len(_RESULTS) >= _MOST:
         _RESULTS.clear()
-    # An operation that changes the shape of what it is given is done each time.
+    # An operation that changes the shape of an argument is not cached.
     unchanged = (_key(func, args), _key(func, tuple(kwargs.items()))) == key[2:]
     _RESULTS[key] = _recipe(out, args, kwargs) if unchanged else None
     return out
@@ -63,7 +63,7 @@ _RESULTS: dict[Any, Any] = {}
 
 
 class _Cannot(Exception):
-    """Nothing is remembered of such arguments or results."""
+    """Raised for arguments or results that are not cached."""
 
 
 _UNSEEN: Final = object()
@@ -71,7 +71,7 @@ _ALIKE: Final = frozenset((int, bool, str, type(None), torch.dtype, torch.layout
 
 
 def _key(func: Any, items: Args) -> Any:
-    """What a result's shape can depend on."""
+    """Return the cache key: everything that a result's shape can depend on."""
     found: list[Any] = []
     for item in items:
         if item.__class__ in _ALIKE:
@@ -91,19 +91,19 @@ def _key(func: Any, items: Args) -> Any:
 
 @cache
 def _writes(func: Any) -> bool:
-    """Whether it writes to what it is given."""
+    """Return True if it writes to its arguments."""
     return any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
 
 
 def _apart(given: list[Tensor]) -> None:
-    """Raise _Cannot where tensors share their memory: what may be written then depends on how."""
+    """Raise _Cannot where tensors share memory: writes then depend on the overlap."""
     if len({_storage(tensor)._cdata for tensor in given}) < len(given):
         raise _Cannot
 
 
 @cache
 def _by_lists(func: Any) -> bool:
-    """Whether it does the same to each tensor of a list, as optimizers do."""
+    """Return True if it does the same to each tensor of a list, as optimizers do."""
     return str(func._schema.name).startswith(("aten::_foreach_", "aten::_fused_"))
 
 
@@ -111,7 +111,7 @@ def _by_lists(func: Any) -> bool:
 
 
 class _New(NamedTuple):
-    """A tensor of its own."""
+    """A new tensor in a recipe."""
 
     shape: Any
     stride: Any
@@ -119,7 +119,7 @@ class _New(NamedTuple):
 
 
 def _recipe(out: Any, args: Args, kwargs: Kwargs) -> Any:
-    """How to make such a result again: new tensors, and places of those that were given; None if it cannot be said."""
+    """Return a recipe for the result: new tensors, and positions of arguments; None if there is none."""
     given = tensors_in((*args, *kwargs.values()))
     try:
         return _part(out, given, {_storage(tensor)._cdata for tensor in given})

@@ -1,6 +1,6 @@
-"""This machine's own memory, which the data that build makes on the host takes for real: not to run out of it.
+"""Limit the search for a batch size by this machine's memory, which `build` may fill with data.
 
-A batch is not tried when, by what smaller ones took, it would take more than half of what is free.
+A batch is not tried if, extrapolated from smaller ones, it would take more than half of the free memory.
 """
 
 from __future__ import annotations
@@ -8,28 +8,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .largest import Stop
+from .largest_batch import Stop
 
 _PART = 0.5
-_LEAST = 128 << 20  # bytes: what grows by less grows for other reasons
+_LEAST = 128 << 20  # bytes: smaller growth has other reasons
 
 
 class HostMemory:
-    """What batches have taken of the host's memory, and so what a larger one would."""
+    """Host memory that batches have taken, extrapolated to larger ones."""
 
     def __init__(self) -> None:
-        self._highest = highest()
+        self._highest = peak_rss()
         self._a_sample = 0.0  # bytes
 
     def note(self, batch: int) -> None:
-        """Batch has been run: what the process's memory has grown is charged to it."""
-        now = highest()
+        """Charge the growth of the process's memory to `batch`, which has been run."""
+        now = peak_rss()
         if now - self._highest >= _LEAST:
             self._a_sample = max(self._a_sample, (now - self._highest) / batch)
         self._highest = now
 
     def check(self, batch: int) -> None:
-        """Raises Stop where `batch` would take too much."""
+        """Raise Stop where `batch` would take too much."""
         import psutil
 
         free = psutil.virtual_memory().available
@@ -40,10 +40,10 @@ class HostMemory:
             )
 
 
-def highest() -> int:
-    """The most memory that this process has had, in bytes."""
+def peak_rss() -> int:
+    """Return the peak resident memory of this process, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # Linux, whose getrusage begins with what the process that started this one had
+    if status.exists():  # Linux, whose getrusage includes the parent process's peak
         return int(status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) * 1024
     try:
         import resource

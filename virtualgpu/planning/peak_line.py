@@ -1,7 +1,7 @@
-"""The line of the step at which its peak is reached: read off Python's stack at that moment.
+"""Find the source line at which a step reaches its peak, from the Python stack at that moment.
 
-A peak in the backward pass has two lines: the one that calls `backward()`, and the one of the forward pass whose
-gradient is being worked out. The second is known from autograd's anomaly mode.
+A peak in the backward pass has two lines: the one that calls `backward()`, and the line of the forward pass whose
+gradient is being computed, which autograd's anomaly mode records.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Line:
 class Where:
     """The moment of the peak.
 
-    `phase` is "forward", "backward", "optimizer", or "no_grad" for what else runs without autograd. `line` is the
+    `phase` is "forward", "backward", "optimizer", or "no_grad" for other code without autograd. `line` is the
     innermost line of the user's own code, `forward` the line of the forward pass whose backward is running, `library`
-    the line within a library (not torch) that the last of them leads to. `operation` is PyTorch's name of what takes
-    the memory, `node` that of the part of the backward pass it stands in. What is not known is None.
+    the line within a library (not torch) that the last of them leads to. `operation` is PyTorch's name of the operation
+    that allocates, `node` that of the autograd node that runs it. Unknown fields are None.
     """
 
     phase: Phase
@@ -77,7 +77,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Moment:
-    """What is noted at a moment that may be the peak: little, for there are thousands; `where` makes sense of it."""
+    """Raw record of a moment that may be the peak: small, for there are thousands; `where` interprets it."""
 
     phase: Phase
     operation: str | None
@@ -94,8 +94,8 @@ class Moment:
         return Where(self.phase, self.operation, line, forward, library, self.node)
 
 
-class Watch:
-    """Notes a `Moment` when called; `outermost` is the code from which on the stack is the user's."""
+class StackRecorder:
+    """Records a `Moment` when called; frames below the code `outermost` are the user's."""
 
     def __init__(self, outermost: CodeType) -> None:
         self._outermost = outermost
@@ -129,9 +129,9 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
 
 
 def _lines(frames: Iterable[tuple[str, int, str]]) -> tuple[Line | None, Line | None]:
-    """The innermost line of the user's in a stack, innermost first, and that of a library below it.
+    """Return the user's innermost line in a stack (innermost first), and the library's line that it called.
 
-    Where nothing is the user's, the library's takes its place.
+    Without a line of the user's, the library's takes its place.
     """
     library = None
     for file, number, function in frames:
@@ -149,7 +149,7 @@ def _line(file: str, number: int, function: str) -> Line:
 
 @functools.cache
 def _owner(file: str) -> str | None:
-    """ "own" for the user's code, "library" for an installed package; None for torch, Python and this package."""
+    """Return "own" for the user's code, "library" for installed packages, None for torch, Python and this package."""
     import torch
 
     path = os.path.abspath(file)

@@ -1,4 +1,4 @@
-"""Modules that a program may import when a virtual GPU is in force already: what is replaced in them then.
+"""Patch modules that a program may import only after a virtual GPU has started.
 
 To import them here would take seconds, and some need not be there at all.
 """
@@ -21,7 +21,7 @@ _UNSEEN = "torch.distributed.optim"  # as it is imported it compiles optimizers 
 
 
 def install(gpu: VirtualGPU, patches: Patches, changes: Mapping[str, Change]) -> None:
-    """Change the modules that are there, and the others when they are imported, as long as `gpu` is in force."""
+    """Patch imported modules now, and others when they are imported, while `gpu` is in force."""
     waiting = {}
     for name, change in changes.items():
         if name in sys.modules:

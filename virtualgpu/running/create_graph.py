@@ -1,7 +1,8 @@
-"""Backward passes that build a graph of their own (`create_graph=True`), and whether each leaves memory behind.
+"""Watch `backward(create_graph=True)` and `autograd.grad`, and detect memory that they leak.
 
-A gradient that `backward` stores with its graph is part of a cycle: the graph keeps the parameter, whose `.grad` keeps
-the graph. Python's garbage collector does not see it (accumulate_grad.h), so it stays until `.grad` is set anew.
+A gradient that `backward` stores with its graph is part of a reference cycle: the graph keeps the parameter, whose
+`.grad` keeps the graph. Python's garbage collector does not see it (PyTorch 2.15, accumulate_grad.h), so it stays until
+`.grad` is replaced.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Any
 
 import torch
 
-from .places import Place, Places
 from .report import Cycles
-from .steps import growth
+from .source_lines import Place, SourceLines
+from .steps import growth_per_step
 
 _MOST = 20_000  # calls whose memory is kept
 
 
-class Backwards:
-    """From now on. `allocated()` gives the bytes that are allocated on the GPU, None where there is none."""
+class CreateGraphCalls:
+    """Patches `backward` and `grad` until `end`. `allocated()` returns the bytes on the GPU, None without one."""
 
-    def __init__(self, allocated: Callable[[], int | None], places: Places) -> None:
-        self.building = False  # whether such a pass runs now
+    def __init__(self, allocated: Callable[[], int | None], places: SourceLines) -> None:
+        self.building = False  # True while such a pass runs
         self._allocated, self._places = allocated, places
         self._held = array("q")
         self._place: Place | None = None
@@ -35,12 +36,12 @@ class Backwards:
             setattr(torch.autograd, name, self._seeing(own, stores=name == "backward"))
 
     def end(self) -> None:
-        """See no more."""
+        """Remove the patches."""
         self._undo.close()
 
     def cycles(self) -> Cycles | None:
-        """What such calls of `backward` leave, if memory grows with them."""
-        grows = growth(self._held)
+        """Return the memory that such calls of `backward` leak, if it grows with them."""
+        grows = growth_per_step(self._held)
         if not grows:
             return None
         return Cycles(len(self._held), grows, None if self._place is None else self._places.line(self._place))

@@ -1,6 +1,6 @@
-"""The largest batch that fits, found by trying batches on shapes alone: predictions first, then bisection.
+"""Search for the largest batch that fits: linear prediction, then bisection.
 
-It knows no torch: a trial is a function from a batch to what it took.
+No torch: a trial is a function from a batch to its memory.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST = 1 << 40
-_IGNORED = 64  # a step that does the same for this many times the batch does not know of it
-_LEAP = 16  # no guess is more than this many times what is known to fit
+_IGNORED = 64  # a step with the same traffic for this many times the batch ignores the batch
+_LEAP = 16  # no guess is more than this many times the largest known fit
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Whether one batch fits. Where it does: bytes at most allocated and reserved, and all that a step allocates."""
+    """The result for one batch. If it fits: peak bytes allocated and reserved, and all bytes that a step allocates."""
 
     fits: bool
     allocated: int = 0
@@ -25,9 +25,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Largest:
-    """`batch` fits and the next larger one does not: 0 if not even 1 fits, None if that is not known.
+    """The largest `batch` that fits: 0 if not even 1 does, None if it was not found.
 
-    `tried` says of each batch that was run whether it fits, `note` what there is to know besides.
+    `tried` maps each batch that was run to whether it fits; `note` has remarks for the user.
     """
 
     batch: int | None
@@ -40,10 +40,10 @@ class Stop(Exception):
 
 
 def search(trial: Callable[[int], Trial], first: int, room: int, known: dict[int, Trial] | None = None) -> Largest:
-    """The largest batch that fits in `room` bytes, beginning with `first`; `known` are trials made already.
+    """Search for the largest batch that fits in `room` bytes, from `first` on; `known` are trials made already.
 
-    Both `batch` and `batch + 1` are really tried. That memory grows with the batch is not taken for granted: the next
-    but one is tried as well, and a note says if it fits.
+    Both `batch` and `batch + 1` are really tried. Memory need not grow with the batch, so `batch + 2` is tried as well,
+    and a note says if it fits.
     """
     known = dict(known or {})
 
@@ -74,10 +74,10 @@ def search(trial: Callable[[int], Trial], first: int, room: int, known: dict[int
 
 
 def _guesses(fitting: dict[int, Trial], room: int) -> list[int]:
-    """Batches worth trying next, by lines through the two largest that fit.
+    """Return batches worth trying next, by lines through the two largest that fit.
 
-    What is reserved and not in use is given back before an allocation fails: the truth lies between the last batch
-    for which all that is reserved has room, and the first for which what is allocated has none.
+    Reserved memory that is not in use is released before an allocation fails: the answer lies between the last batch
+    whose reserved memory fits, and the first whose allocated memory does not.
     """
     if len(fitting) < 2:
         return []

@@ -1,6 +1,6 @@
-"""Which line of the script asks for memory: that of the innermost frame which is the script's own.
+"""Find the script's line that is being executed: the innermost frame outside libraries.
 
-Frames of PyTorch, of Python's library, of installed packages and of `gpulab` are none of the script's.
+Frames of PyTorch, Python's library, installed packages and `gpulab` do not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Place = tuple[str, int]  # file and line
 
 @dataclass(frozen=True)
 class Line:
-    """A line of code as the reader knows it: the file relative to the working directory, and the text."""
+    """A line of code: the file relative to the working directory, its number, and its text."""
 
     file: str
     line: int
@@ -34,8 +34,8 @@ class Line:
 _LIBRARY, _OTHER, _SCRIPT = range(3)
 
 
-class Places:
-    """Finds the line. The script's are the files under `homes`, but for installed packages; else any that is none.
+class SourceLines:
+    """Finds script lines: in files under `homes` except installed packages, else in any file outside libraries.
 
     Files are shown relative to `start`, the directory in which the run began.
     """
@@ -49,25 +49,25 @@ class Places:
             folders.add(os.path.dirname(os.path.abspath(torch.__file__ or "")))
         self._libraries = _as_prefixes(folders)
         self._homes = _as_prefixes((start, *homes))
-        # A package that is run as a script: its folder is a library's, and it is the script all the same.
+        # A package that is run as a script counts as the script, although its folder is a library's.
         self._installed = tuple(home for home in self._homes if self._is_library(home))
         self._known: dict[CodeType, int] = {}
 
     def here(self) -> Place | None:
-        """The line that this thread is at; for a thread without one (PyTorch's), the main thread's."""
+        """Return this thread's current line; for a thread without one (PyTorch's), the main thread's."""
         found = self._outwards(sys._getframe(1))
         if found is None and threading.current_thread() is not threading.main_thread():
             found = self._outwards(sys._current_frames().get(threading.main_thread().ident or 0))
         return found
 
     def caller(self) -> Place | None:
-        """The line that called the function which asks, if it is the script's own."""
+        """Return the line that called the calling function, if it is the script's."""
         frame = sys._getframe(2)
         file = frame.f_code.co_filename
         return (file, frame.f_lineno) if self._whose(file) == _SCRIPT else None
 
     def line(self, place: Place) -> Line:
-        """The line at a place."""
+        """Return the text of a place."""
         file, number = place
         shown = os.path.relpath(file, self._start) if file.startswith(os.path.join(self._start, "")) else file
         return Line(shown, number, linecache.getline(file, number).strip())

@@ -1,6 +1,6 @@
-"""The same of a real GPU: measured numbers, all of them torch.cuda's.
+"""Watch the memory of real GPUs, through torch.cuda's counters.
 
-Nothing is asked of the driver before the script has asked itself: a process that has must not fork.
+The driver is not called before the script has called it: a process that has must not fork.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from .report import Gpu, Memory
 
 
-class RealWatch:
-    """The process's GPUs from now on; a peak that the script resets is kept."""
+class RealGpus:
+    """Watches the process's GPUs until `end`; keeps peaks that the script resets."""
 
     def __init__(self) -> None:
         self._peaks: dict[int, tuple[int, int]] = {}
@@ -22,21 +22,21 @@ class RealWatch:
             self._put(self._reset)
 
     def end(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._own is not None:
             self._put(self._own)
 
     def used(self) -> bool:
-        """Whether there was something on one of them."""
+        """Return True if memory was allocated on one of them."""
         return any(gpu.memory.peak_allocated for gpu in self.gpus())
 
     def name(self) -> str:
-        """The product's name of the one that held most."""
+        """Return the product name of the GPU with the highest peak."""
         most = max(self.gpus(), key=lambda gpu: gpu.memory.peak_allocated, default=None)
         return "the real GPU" if most is None else torch.cuda.get_device_name(most.index)
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """All that this process sees; none before it has asked for one."""
+        """Return all GPUs that this process sees; none before CUDA is initialized."""
         if not torch.cuda.is_initialized():
             return ()
         return tuple(Gpu(index, self._memory(index)) for index in range(torch.cuda.device_count()))
@@ -49,7 +49,7 @@ class RealWatch:
         self._own(index)
 
     def _see(self, index: int) -> tuple[int, int]:
-        """The peaks of allocated and reserved bytes since the beginning."""
+        """Return the peaks of allocated and reserved bytes since the start."""
         before = self._peaks.get(index, (0, 0))
         now = torch.cuda.max_memory_allocated(index), torch.cuda.max_memory_reserved(index)
         found = self._peaks[index] = max(before[0], now[0]), max(before[1], now[1])

@@ -1,8 +1,8 @@
-"""A process that can change nothing outside itself: its open files lead nowhere, and Linux refuses it what would.
+"""Sandbox a process with seccomp, so that it cannot change files or reach other processes.
 
-That is the kernel's doing (seccomp), so it holds for C++, Rust and threads as it does for Python: files are opened for
-reading only, none is made, renamed or removed, there are no new sockets and processes, and no signals to others. Where
-Python opens a file to write to it, as for a log, that leads nowhere, too, and is no error.
+The kernel enforces it, so it holds for C++, Rust and threads as for Python: files open for reading only, none is
+created, renamed or removed, and there are no new sockets or processes, and no signals to others. A file that Python
+opens for writing, such as a log, leads to /dev/null without an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# System calls that are refused, by their numbers: x86-64, arm64 (0: it has none).
+# Refused system calls, by their numbers on x86-64 and arm64 (0: does not exist).
 _REFUSED = {
     "creat": (85, 0), "openat2": (437, 437), "truncate": (76, 45), "unlink": (87, 0), "unlinkat": (263, 35),
     "rename": (82, 0), "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, 0), "mkdirat": (258, 34),
@@ -46,8 +46,8 @@ _NR, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _SET_SECCOMP, _FILTER, _NO_NEW_PRIVILEGES, _PARENT_DEATH_SIGNAL = 22, 2, 38, 1
 
 
-def possible() -> bool:
-    """Whether this machine can confine a process: Linux on x86-64 or arm64, and no file is mapped to be written."""
+def is_supported() -> bool:
+    """Return True if this process can be confined: Linux on x86-64 or arm64, and no file mapped for writing."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES:
         return False
     maps = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines())
@@ -66,7 +66,7 @@ def die_with_parent() -> None:
 
 
 def confine(kept: int) -> None:
-    """Confine this process for good; `kept` is the one open file that still leads somewhere. Raises OSError."""
+    """Confine this process for good; only the open file `kept` stays writable. Raises OSError."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -76,7 +76,7 @@ def confine(kept: int) -> None:
             if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
                 os.dup2(nowhere, fd, inheritable=False)
         except OSError as error:
-            if error.errno != errno.EBADF:  # the folder's own, which is closed by now
+            if error.errno != errno.EBADF:  # the descriptor of the listing, closed by now
                 raise
     program = _program(*_MACHINES[platform.machine()])
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
@@ -92,7 +92,7 @@ def confine(kept: int) -> None:
 
 
 def _pretend(nowhere: int) -> None:
-    """Let Python open a file for writing: what it writes is lost."""
+    """Let Python open files for writing, and drop what it writes."""
     own = io.open
 
     def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ def _pretend(nowhere: int) -> None:
 
 
 def _program(column: int, machine: int) -> list[tuple[int, int, int, int]]:
-    """The filter: instructions of (code, lines to skip if it holds, lines to skip if not, number)."""
+    """Return the BPF filter: instructions of (code, lines to skip if true, lines to skip if false, number)."""
     refuse, allow = (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)
     lines = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, machine), refuse, (_LOAD, 0, 0, _NR)]
     for number in (numbers[column] for numbers in _REFUSED.values()):

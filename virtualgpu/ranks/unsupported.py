@@ -1,4 +1,4 @@
-"""What DistributedDataParallel may ask of a reducer that ours does not do, each with its name."""
+"""Features of the C++ reducer that ours does not support, each refused by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sparse() -> NotMirrored:
 
 
 class Named:
-    """Methods of `torch.distributed.Reducer`."""
+    """The methods of `torch.distributed.Reducer` that are refused."""
 
     def _set_manual_finalization_required(self, required: bool) -> None:
         if required:

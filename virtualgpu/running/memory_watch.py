@@ -1,6 +1,6 @@
-"""The memory of a virtual GPU, watched through a run: its peaks, and which lines of the script hold how much.
+"""Watch a virtual GPU's memory through a run: peaks, and bytes held per source line.
 
-It stands beside the allocator, so it sees every block, and the script's own resets of peaks do not reach it.
+It wraps the allocator, so it sees every block, and the script's resets of peaks do not affect it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import torch
 
 from ..memory.out_of_memory import OutOfMemory
 from .categories import Categories
-from .places import Line, Place, Places
 from .replay import Record
 from .report import Memory, Share, Shortage
+from .source_lines import Line, Place, SourceLines
 
 if TYPE_CHECKING:
     from ..memory.blocks import Block
     from ..memory.private import PrivatePool
     from ..scope.device import Device
-    from .backwards import Backwards
+    from .create_graph import CreateGraphCalls
     from .overrun import Overrun
 
 _SHARES = 5
 _NOWHERE = ("", 0)
 
 
-class Watch:
-    """One virtual GPU, from now on; nothing may be allocated on it yet."""
+class MemoryWatch:
+    """Watches one virtual GPU until `end`; it must be empty at the start."""
 
-    def __init__(self, device: Device, places: Places, backwards: Backwards | None = None) -> None:
+    def __init__(self, device: Device, places: SourceLines, backwards: CreateGraphCalls | None = None) -> None:
         self.device = device
         self._places, self._backwards = places, backwards
         self._allocator = device.allocator
@@ -38,13 +38,13 @@ class Watch:
         free, self.total = self._allocator.memory_info()
         self._at_start = self._least_free = free
         self._blocks: dict[Block, Place] = {}
-        self._again: set[Block] = set()  # those that backward has computed again
+        self._again: set[Block] = set()  # recomputed in backward
         self._recomputed = self._recomputed_at_peak = 0
         self._held: Counter[Place] = Counter()
         self.allocated = self.peak = 0
         self.began = 0.0  # the host's time at the first allocation
         self._peak_place: Place | None = None
-        self._at_peak: dict[Place, int] | None = {}  # None while the peak is now: `_held` is what it is made of
+        self._at_peak: dict[Place, int] | None = {}  # None while memory is at its peak: `_held` is its breakdown
         self.shortage: Shortage | None = None
         self.record = Record()
         self.overrun: Overrun | None = None
@@ -57,17 +57,17 @@ class Watch:
         allocator.set_memory_fraction = self._see_memory_fraction
 
     def stepping(self, optimizer: Any) -> None:
-        """An optimizer begins a step on this GPU."""
+        """Note that an optimizer begins a step on this GPU."""
         self._categories.begins(optimizer)
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has taken a step on this GPU."""
+        """Note that an optimizer has taken a step on this GPU."""
         self._categories.step(optimizer, self._blocks)
         if self.overrun is not None:
             self.overrun.stepped(optimizer)
 
     def end(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._categories.end()
         allocator: Any = self._allocator
         for name in ("allocate", "free", *self._own):
@@ -129,7 +129,7 @@ class Watch:
         self._own["hold"](block)
 
     def _see_empty_cache(self) -> None:
-        if not self._in_allocate:  # where memory is short, the allocator calls it itself
+        if not self._in_allocate:  # the allocator calls it itself where memory is short
             self.record.emptied()
         self._own["empty_cache"]()
 
@@ -151,10 +151,10 @@ class Watch:
             shares=self._shares(self._held),
         )
 
-    # -- what it saw -------------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
 
     def memory(self) -> Memory:
-        """The numbers up to now."""
+        """Return the numbers up to now."""
         with self.device.lock:
             self.device.drain()
             free, _ = self._allocator.memory_info()
@@ -175,7 +175,7 @@ class Watch:
             )
 
     def _shares(self, held: dict[Place, int]) -> tuple[Share, ...]:
-        """The lines that hold most, the largest first."""
+        """Return the lines that hold most, the largest first."""
         largest = sorted((item for item in held.items() if item[1] > 0), key=lambda item: -item[1])[:_SHARES]
         return tuple(Share(self._line(place) or Line("PyTorch", 0, ""), nbytes) for place, nbytes in largest)
 

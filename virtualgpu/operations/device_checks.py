@@ -1,4 +1,4 @@
-"""Tensors of different devices in one operation: what CUDA takes, and CUDA's error where it does not.
+"""Check operands on different devices: accept what CUDA accepts, and raise its error otherwise.
 
 It decides by how the operation's CUDA kernel checks (`generated_checks` knows which begin with a
 generated check); copies between devices never come here.
@@ -25,14 +25,16 @@ Tensor = torch.Tensor
 HOST = torch.device("cpu")
 Named = Iterable[tuple[str, Any]]
 Check = Callable[[Any, dict[str, Any]], None]
-"""Raises CUDA's error for an operation and its arguments by name; returns where CUDA would run it."""
+"""Raises CUDA's error for an operation and its arguments by name; returns the device where CUDA would run it."""
 
 
 def settle(
     gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, as the operation can be run with them; RuntimeError where CUDA does not take them."""
-    if gpu.compute and (host_shapes.among(args) or host_shapes.among(kwargs.values())):  # of another GPU, without
+    """Return arguments with which the operation can run; raises RuntimeError where CUDA would."""
+    if gpu.compute and (
+        host_shapes.any_host_shape(args) or host_shapes.any_host_shape(kwargs.values())
+    ):  # of another GPU, without
         raise host_shapes.refusal((*args, *kwargs.values()), func)
     check = _CHECKS.get(func)
     if check is None:
@@ -47,7 +49,7 @@ def settle(
 
 
 def where(tensor: Tensor) -> torch.device:
-    """The device of a tensor, as its user sees it."""
+    """Return the device of a tensor, as its user sees it."""
     device = device_of(tensor)
     return HOST if device is None or device is FLOATING.device else device.name
 
@@ -61,7 +63,7 @@ def _by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
 
 
 def _check(func: Any) -> Check:
-    """How CUDA checks this overload."""
+    """Return CUDA's device check of this overload."""
     _, _, name = func._schema.name.partition("::")
     found = _OWN.get(name)
     if found is not None:
@@ -82,13 +84,13 @@ def _generated(method: str) -> Check:
         arguments = func._schema.arguments
         outs = [a.name for a in arguments if a.is_out]
         names = outs + [a.name for a in arguments if not a.kwarg_only]
-        same(method, [(name, given.get(name)) for name in names])
+        check_same_device(method, [(name, given.get(name)) for name in names])
 
     return check
 
 
-def same(method: str, named: Named) -> None:
-    """check_and_update_common_device, for one argument after the other: the first one decides."""
+def check_same_device(method: str, named: Named) -> None:
+    """Do check_and_update_common_device for one argument after the other: the first one decides."""
     common = None
     for name, value in named:
         for tensor in tensors_in(value):
@@ -115,9 +117,9 @@ _NO_NUMBERS = {"aten::mse_loss", "aten::smooth_l1_loss"}  # they do not say allo
 
 
 def _iterated(func: Any, given: dict[str, Any]) -> None:
-    """TensorIterator's compute_types: the first GPU decides, and it takes a number (0-dim tensor) from the host."""
+    """Do TensorIterator's compute_types: the first GPU decides; host scalars (0-dim tensors) are allowed."""
     written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    order = sorted(given, key=lambda name: name not in written)  # what is written comes first
+    order = sorted(given, key=lambda name: name not in written)  # outputs first
     operands = [(name in written, t) for name in order for t in tensors_in(given[name]) if not _floats(t)]
     common = next((where(t) for _, t in operands if where(t) != HOST), HOST)
     scalars = 0
@@ -136,12 +138,12 @@ def _iterated(func: Any, given: dict[str, Any]) -> None:
 
 
 def _plainly_iterated(func: Any, given: dict[str, Any]) -> None:
-    """Of an operation that writes to nothing that it is given."""
+    """Check an operation that writes to none of its arguments."""
     _iterated(func, given)
 
 
 def _one_number(device: Device, args: tuple[Any, ...]) -> bool:
-    """Whether all is on the GPU but one number of the host: the common case, decided fast."""
+    """Return True if all is on the GPU except one scalar of the host: the common case, decided fast."""
     numbers = 0
     for item in args:
         if isinstance(item, Tensor):
@@ -163,7 +165,7 @@ def _number(value: Any) -> bool:
 
 
 def _index(func: Any, given: dict[str, Any]) -> None:
-    """Indices may be on the host; what is written by them may not (TensorAdvancedIndexing.cpp)."""
+    """Allow indices on the host, but not the values to write (TensorAdvancedIndexing.cpp)."""
     at = where(given["self"])
     for tensor in tensors_in(given["indices"]):
         if where(tensor) not in (at, HOST):
@@ -188,41 +190,41 @@ def _masked_fill(func: Any, given: dict[str, Any]) -> None:
 
 
 def _where(func: Any, given: dict[str, Any]) -> None:
-    """It brings numbers over by itself, however many."""
+    """Accept any number of host scalars, which the operation copies itself."""
     _iterated(func, {name: value for name, value in given.items() if not _number(value) or where(value) != HOST})
 
 
 def _embedding(func: Any, given: dict[str, Any]) -> None:
-    same("wrapper_CUDA__index_select", [("self", given["weight"]), ("index", given["indices"])])
+    check_same_device("wrapper_CUDA__index_select", [("self", given["weight"]), ("index", given["indices"])])
 
 
 def _mv(func: Any, given: dict[str, Any]) -> None:
-    """The result is made beside the vector."""
-    same("wrapper_CUDA_addmv_", [("self", given["vec"]), ("mat", given["self"]), ("vec", given["vec"])])
+    """Check `mv`, whose result is allocated on the vector's device."""
+    check_same_device("wrapper_CUDA_addmv_", [("self", given["vec"]), ("mat", given["self"]), ("vec", given["vec"])])
 
 
 def _of_two_parts(name: str, first: str, second: str) -> Check:
-    """The result is made beside the first, and the operation goes on with `out=`."""
+    """Check an operation that allocates its result on the first argument's device, and continues with `out=`."""
 
     def check(func: Any, given: dict[str, Any]) -> None:
         parts = [("out", given[first]), (first, given[first]), (second, given[second])]
-        same(f"wrapper_CUDA_out_{name}_out", parts)
+        check_same_device(f"wrapper_CUDA_out_{name}_out", parts)
 
     return check
 
 
 def _stack(func: Any, given: dict[str, Any]) -> None:
-    same("wrapper_CUDA_cat", [("tensors", given["tensors"])])
+    check_same_device("wrapper_CUDA_cat", [("tensors", given["tensors"])])
 
 
 def _trilinear(func: Any, given: dict[str, Any]) -> None:
-    """Of F.bilinear: two batched products."""
+    """Check F.bilinear: two batched products."""
     for name in ("i2", "i3"):
-        same("wrapper_CUDA_bmm", [("self", given["i1"]), ("mat2", given[name])])
+        check_same_device("wrapper_CUDA_bmm", [("self", given["i1"]), ("mat2", given[name])])
 
 
 def _in_place(name: str) -> Check:
-    """An operation that copies its first argument and goes on in place."""
+    """Check an operation that copies its first argument and continues in place."""
     return _generated(f"wrapper_CUDA__{name}_")
 
 
@@ -233,7 +235,9 @@ def _batch_norm(func: Any, given: dict[str, Any]) -> None:
         given.get(name) is not None for name in needed
     )  # fmt: skip
     names = ("input", "weight", "bias", "running_mean", "running_var")
-    same(f"wrapper_CUDA__{'cudnn' if cudnn else 'native'}_batch_norm", [(name, given.get(name)) for name in names])
+    check_same_device(
+        f"wrapper_CUDA__{'cudnn' if cudnn else 'native'}_batch_norm", [(name, given.get(name)) for name in names]
+    )
 
 
 def _convolution(func: Any, given: dict[str, Any]) -> None:
@@ -249,7 +253,7 @@ def _convolution(func: Any, given: dict[str, Any]) -> None:
                 + (" or input should be a MKLDNN tensor and weight is a dense tensor" if mkldnn else "")
             )
     turned = "_transpose" if given.get("transposed") else ""
-    same(f"wrapper_CUDA__cudnn_convolution{turned}", [("self", tensor), ("weight", given["weight"])])
+    check_same_device(f"wrapper_CUDA__cudnn_convolution{turned}", [("self", tensor), ("weight", given["weight"])])
 
 
 def legacy_type(tensor: Tensor) -> str:
@@ -291,7 +295,7 @@ _CPP_NAMES = {
 
 
 def scalar_type(dtype: torch.dtype) -> str:
-    """A dtype as C++ names it."""
+    """Return C++'s name of a dtype."""
     return _CPP_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
@@ -307,15 +311,15 @@ def _block_diag(func: Any, given: dict[str, Any]) -> None:
 
 def _lengths(func: Any, given: dict[str, Any]) -> None:
     """CTC reads the lengths on the host."""
-    same("wrapper_CUDA___ctc_loss", [(name, given[name]) for name in ("log_probs", "targets")])
+    check_same_device("wrapper_CUDA___ctc_loss", [(name, given[name]) for name in ("log_probs", "targets")])
 
 
 def _taken(func: Any, given: dict[str, Any]) -> None:
-    """It reads what is on the host there, or copies it over."""
+    """Accept host tensors, which the operation reads there or copies."""
 
 
 def _index_fill(func: Any, given: dict[str, Any]) -> None:
-    """Behind `x[index, 0] = 0`, which takes an index of the host; on CUDA, `index_fill_` by that name would not."""
+    """Check `x[index, 0] = 0`, which allows a host index; a direct call of `index_fill_` on CUDA would not."""
     _index(func, {"self": given["self"], "indices": [given["index"]]})
 
 

@@ -1,45 +1,45 @@
-"""Uses of host memory that come too early: a copy to or from the GPU, which nobody has waited for, is under way there.
+"""Detect host accesses to pinned memory while an asynchronous copy is still in flight.
 
-A virtual GPU has all values at once, so that the program computes what it should; a real one may not have them yet. The
-virtual clock knows when a copy ends. What a CUDA graph copies, and who reads through an address or a NumPy array that
-was taken before, is not seen.
+A virtual GPU copies values at once, so the program computes the right results; on a real one they may not be there
+yet. The virtual clock knows when a copy ends. Copies of CUDA graphs, and accesses through an address or a NumPy array
+that was taken earlier, are not detected.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .places import Line, Place, Places
-from .text import duration
+from ..units import duration
+from .source_lines import Line, Place, SourceLines
 
 if TYPE_CHECKING:
     from ..clock.clock import Clock
 
-_UNDER_WAY = "_gpulab_under_way"  # on a storage of the host: its copy's way, end and line
+_UNDER_WAY = "_gpulab_under_way"  # on a host storage: direction, end and line of its copy
 _SHOWN = 3
 
 
-class Early:
-    """Told of the copies of one scope (`began`), and of what the host does with its memory meanwhile (`used`)."""
+class EarlyHostAccess:
+    """Receives the copies of one scope (`began`), and the host's accesses to its memory (`used`)."""
 
-    def __init__(self, clock: Clock, places: Places) -> None:
+    def __init__(self, clock: Clock, places: SourceLines) -> None:
         self._clock, self._places = clock, places
-        self._until = 0.0  # when the last of all ends
+        self._until = 0.0  # end of the last copy
         self._found: dict[tuple[Place | None, Place | None, str], float] = {}  # how many seconds early, at most
 
     def began(self, storage: Any, way: str, end: float) -> None:
-        """A copy between pinned memory and the GPU, `way` "to GPU" or "to host", ends at `end` of the clock."""
+        """Note a copy between pinned memory and the GPU: `way` is "to GPU" or "to host", `end` on the clock."""
         self._until = max(self._until, end)
         setattr(storage, _UNDER_WAY, (way, end, self._places.here()))
 
     def waits(self) -> bool:
-        """Whether any copy is under way."""
+        """Return True if any copy is in flight."""
         if self._until <= self._clock.host:
             self._until = 0.0
         return self._until > 0
 
     def used(self, storage: Any, *, writes: bool) -> None:
-        """The host reads a storage, or writes to it."""
+        """Check a read of a storage by the host, or a write."""
         way, end, begun = getattr(storage, _UNDER_WAY, None) or ("", 0.0, None)
         early = end - self._clock.host
         if early > 0 and (writes or way == "to host"):
@@ -47,7 +47,7 @@ class Early:
             self._found[key] = max(self._found.get(key, 0.0), early)
 
     def sentences(self) -> tuple[str, ...]:
-        """What is to be said of them, the earliest first."""
+        """Return warnings, the earliest access first."""
         found = sorted(self._found.items(), key=lambda item: -item[1])
         said = [self._sentence(*key, early) for key, early in found[:_SHOWN]]
         if len(found) > _SHOWN:

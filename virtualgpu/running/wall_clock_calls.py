@@ -1,5 +1,6 @@
-"""Which lines of a script time with `time.time()` or `time.monotonic()`: they stay this machine's clock, for dates and
-time limits, and show how long the values took to be computed here.
+"""Find script lines that time with `time.time()` or `time.monotonic()`, which stay the real clock.
+
+Dates and time limits need it; a duration so measured is the time that this machine took to compute the values.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import time
 from collections import Counter
 from typing import Any
 
-from .places import Place, Places
+from .source_lines import Place, SourceLines
 
-_TWICE = 2  # a line that asks once wants a date
+_TWICE = 2  # a line that calls once reads a date
 
 
-class RealTime:
-    """From now on, the calls that lines of the script make."""
+class WallClockCalls:
+    """Counts, until `end`, the calls by script line."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: SourceLines) -> None:
         self._places = places
         self._calls: Counter[tuple[Place, str]] = Counter()
         self._undo = contextlib.ExitStack()
@@ -27,11 +28,11 @@ class RealTime:
             setattr(time, name, self._counting(own, name))
 
     def end(self) -> None:
-        """Count no longer."""
+        """Stop counting."""
         self._undo.close()
 
     def sentence(self) -> str:
-        """What is to be said of them, "" where no line has asked twice."""
+        """Return a note on them, "" if no line has called twice."""
         asked = [(place, name) for (place, name), calls in self._calls.items() if calls >= _TWICE]
         if not asked:
             return ""

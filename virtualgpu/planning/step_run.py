@@ -1,6 +1,6 @@
-"""One shapes-only run of a training step: built, repeated until its memory repeats, and measured.
+"""Run a training step in shapes-only mode until its memory repeats, and measure it.
 
-It decides nothing about GPUs; out of memory passes through as PyTorch raises it.
+The caller chooses the GPU; out of memory passes through as PyTorch raises it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ..clock.timeline import Communication, communication
 from ..gpu import VirtualGPU
 from ..gpus.specs import Spec
 from ..ranks.world import World
-from . import holders
+from . import tensor_roles
 from .ledger import Ledger, Role
-from .where import Watch, Where
+from .peak_line import StackRecorder, Where
 
 Step: TypeAlias = Callable[[], Any]
 Build: TypeAlias = Callable[[int], Step]
 
-# The first step allocates what stays: optimizer state, scales. The second is the first of its kind, and a third like
-# it shows that it repeats; where it does not, no more than these are tried.
+# The first step allocates persistent memory: optimizer state, scales. The second is the first steady one, and a third
+# like it shows that it repeats; if it does not, this many steps are tried.
 MOST_STEPS = 6
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step by the virtual GPU's clock, in seconds: from its beginning to its end, and with kernels running."""
+    """Times of a step by the virtual GPU's clock, in seconds: in all, and with kernels running."""
 
     seconds: float
     busy_seconds: float
@@ -54,13 +54,13 @@ ALONE = Ranks()
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run found, in bytes.
+    """Result of a run; sizes in bytes.
 
     `at_peak` adds up to `peak`, the most allocated in a steady step; `highest` is the most allocated at any time since
-    the start of build, `in_use` the most that the driver showed, of which `context` is the CUDA context. `growth` is
-    what a step leaves allocated more than the one before. `retries` counts how often, in that step, the allocator gave
-    its reserve back to find room, and `traffic` is all that was allocated in it. `steady` says whether a further step
-    was like it, `rates` where the clock has its rates from, `skipped_ddp` how many DistributedDataParallel did nothing.
+    the start of build, `in_use` the most that the driver showed, of which `context` is the CUDA context. `growth`: the
+    bytes that a step leaves allocated beyond the last one. In the step, `retries` counts how often the allocator freed
+    its cache to find room, and `traffic` is all that was allocated. `steady`: True if a further step was like it.
+    `rates`: source of the clock's rates. `skipped_ddp`: number of DistributedDataParallel modules that did nothing.
     """
 
     at_peak: dict[Role, int]
@@ -82,7 +82,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Record:
-    """One step: the part of `Measured` that is its own, and its two events and kernel time."""
+    """Measurements of one step; see `Measured`."""
 
     at_peak: dict[Role, int]
     peak: int
@@ -100,34 +100,34 @@ class _Record:
         return self.peak, self.end, self.in_use
 
 
-def run(
+def measure_step(
     build: Build,
     batch: int,
     spec: Spec,
     *,
     where: bool,
-    told: set[str],
+    warned: set[str],
     ranks: Ranks = ALONE,
     skips_ddp: bool = False,
 ) -> Measured:
     """Run `build(batch)` and its step on one virtual GPU with `spec`, the first of `ranks`.
 
-    With `skips_ddp`, DistributedDataParallel does nothing: the step is that of a script without it. `told` holds the
+    With `skips_ddp`, DistributedDataParallel does nothing: the step is that of a script without it. `warned` holds the
     warnings that were given already. Raises TypeError where build returns no function, torch.OutOfMemoryError where it
-    does not fit; what build or step raise passes through.
+    does not fit; errors of build and step pass through.
     """
     scope = VirtualGPU(spec.name, compute=False, **dataclasses.asdict(ranks))
-    scope.spec, scope.told, scope.skips_ddp = spec, told, skips_ddp
-    with holders.others_left_alone(), torch.random.fork_rng(devices=[]), scope, _groups_ended():
+    scope.spec, scope.warned, scope.skips_ddp = spec, warned, skips_ddp
+    with tensor_roles.existing_objects_protected(), torch.random.fork_rng(devices=[]), scope, _groups_ended():
         free, total = scope.devices[0].allocator.memory_info()
-        ledger = Ledger(scope.devices[0], Watch(_call.__code__) if where else None)
+        ledger = Ledger(scope.devices[0], StackRecorder(_call.__code__) if where else None)
         step = build(batch)
         if not callable(step):
             raise TypeError(
                 f"build({batch}) must return the step, a function without arguments that does one training step, "
                 f"not {step!r:.80} ({type(step).__name__})"
             )
-        with holders.telling(ledger):
+        with tensor_roles.roles_tracked(ledger):
             _call(step)
         records = [_record(step, scope, ledger, where)]
         while len(records) < 2 or (records[-1].memory != records[-2].memory and len(records) < MOST_STEPS - 1):
@@ -158,7 +158,7 @@ def run(
 
 @contextlib.contextmanager
 def _groups_ended() -> Iterator[None]:
-    """What build has made of process groups ends with it; those that were there stay."""
+    """Destroy process groups that build has made; existing ones stay."""
     import torch.distributed as dist
 
     there = dist.is_available() and dist.is_initialized()
@@ -170,19 +170,19 @@ def _groups_ended() -> Iterator[None]:
 
 
 def _record(step: Step, scope: VirtualGPU, ledger: Ledger, where: bool) -> _Record:
-    """Do the step and write down what it took."""
+    """Run the step and record its memory and time."""
     allocator, clock = scope.devices[0].allocator, scope.clock
-    # The lines of the forward pass are wanted; its values are not there to be looked at.
+    # For the lines of the forward pass; there are no values to check.
     anomalies = torch.autograd.set_detect_anomaly(True, check_nan=False) if where else contextlib.nullcontext()
     events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     retries, busy = allocator.memory_stats()["num_alloc_retries"], clock.busy(0)
-    with anomalies, holders.telling(ledger), scope.timeline() as timeline:
+    with anomalies, tensor_roles.roles_tracked(ledger), scope.timeline() as timeline:
         ledger.begin()
         events[0].record()
         _call(step)
         events[1].record()
         ledger.settle()
-        holders.tell(ledger)
+        tensor_roles.assign_roles(ledger)
     return _Record(
         at_peak=ledger.at_the_peak(),
         peak=ledger.peak,
@@ -198,4 +198,4 @@ def _record(step: Step, scope: VirtualGPU, ledger: Ledger, where: bool) -> _Reco
 
 
 def _call(step: Step) -> None:
-    step()  # what it returns is dropped, as a training loop drops it
+    step()  # its result is dropped, as a training loop drops it

@@ -1,8 +1,8 @@
-"""How long a run waits for its data: the time in `next()` of PyTorch's DataLoader.
+"""Measure how long a run waits for data: the time in `next()` of PyTorch's DataLoader.
 
-It is this machine's time, for the data set's code runs here. Workers load while the main process computes values, which
-takes much longer here than on a real GPU: so workers are timed, and the main process waits on the virtual clock as long
-as it would for workers of that speed, each with a processor. The loader itself is left as it is.
+The data set's code runs on this machine, so its time is real. Workers load while the main process computes values,
+which takes much longer here than on a real GPU: so workers are timed, and the main process waits on the virtual clock
+as long as it would for workers of that speed, each with a core of its own. The loader itself is unchanged.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from torch.utils.data import _utils, dataloader, get_worker_info
 
 from ..clock.clock import Clock
-from ..clock.processor import queued
+from ..clock.processor import seconds_without_core
 
 
-class Feeding:
-    """From now on, `seconds` is what the main thread has spent in the `next()` of all loaders, and `batches` how many
-    they gave. A loader that a data set asks in turn counts once.
+class LoaderWaits:
+    """Counts, until `end`, the `seconds` of the main thread in `next()` of all loaders, and their `batches`. A loader
+    within a data set does not count again.
 
     `clock` gives the virtual clock where it counts the host's own time; `seconds` are its seconds then, and this
     machine's where it gives None.
@@ -38,12 +38,12 @@ class Feeding:
         iterators: Any = dataloader._BaseDataLoaderIter  # all loaders' iterators are of it
         with_workers: Any = dataloader._MultiProcessingDataLoaderIter
         own_next, own_init = iterators.__next__, with_workers.__init__
-        feeding = self
+        waits = self
 
         def __next__(self: Any) -> Any:
-            if feeding._inside or threading.current_thread() is not threading.main_thread():
+            if waits._inside or threading.current_thread() is not threading.main_thread():
                 return own_next(self)
-            return feeding._next(self, own_next)
+            return waits._next(self, own_next)
 
         def __init__(self: Any, loader: Any) -> None:
             times = torch.zeros(loader.num_workers, 2, dtype=torch.float64).share_memory_()
@@ -53,13 +53,13 @@ class Feeding:
                 own_init(self, loader)
             finally:
                 loader.worker_init_fn = own
-            feeding._workers[self] = _Workers(times, loader.prefetch_factor)
+            waits._workers[self] = _Workers(times, loader.prefetch_factor)
 
         self._put(iterators, "__next__", __next__)
         self._put(with_workers, "__init__", __init__)
 
     def end(self) -> None:
-        """Count no longer."""
+        """Stop counting."""
         self._undo.close()
 
     def _put(self, owner: Any, name: str, function: Any) -> None:
@@ -68,7 +68,7 @@ class Feeding:
 
     def _next(self, iterator: Any, own: Callable[[Any], Any]) -> Any:
         clock, workers = self._clock(), self._workers.get(iterator)
-        now = time.monotonic if clock is None else clock.perf_counter  # the former is replaced by no scope
+        now = time.monotonic if clock is None else clock.perf_counter  # scopes do not replace time.monotonic
         self._inside = True
         began = now()
         try:
@@ -84,15 +84,15 @@ class Feeding:
         finally:
             ended = now()
             if workers is not None:
-                workers.last = None if clock is None else ended  # the next batch may be asked for by another clock
+                workers.last = None if clock is None else ended  # the next batch may be timed by another clock
             self.seconds += ended - began
             self._inside = False
 
 
 class _Workers:
-    """What workers of the speed that was measured have ready, on the virtual clock: at most what they load ahead.
+    """Model of the batches that workers of the measured speed have ready on the virtual clock, up to their prefetch.
 
-    `last` is when the loop got its last batch. The first one comes when it really does: the workers start until then.
+    `last` is the time of the loop's last batch. The first batch is waited for in real time: the workers are starting.
     """
 
     def __init__(self, times: torch.Tensor, prefetch: int) -> None:
@@ -102,7 +102,7 @@ class _Workers:
         self.last: float | None = None
 
     def wait(self, now: float) -> float:
-        """Seconds until the next batch is there, which the loop asks for now."""
+        """Return the seconds until the next batch is ready, which the loop requests at `now`."""
         assert self.last is not None
         seconds, batches = map(float, self._times.sum(dim=0).tolist())
         each = seconds / max(batches, 1) / len(self._times)  # from one batch to the next, all workers at work
@@ -113,7 +113,7 @@ class _Workers:
 
 
 class _Timing:
-    """The `worker_init_fn` of a loader that is timed: it runs in each worker, and adds up there what loading takes."""
+    """The `worker_init_fn` of a timed loader: runs in each worker, and adds up its loading time."""
 
     def __init__(self, times: torch.Tensor, own: Callable[[int], Any] | None) -> None:
         self.times, self.own = times, own
@@ -131,14 +131,14 @@ def _timed(own: Callable[[Any, Any], Any], times: torch.Tensor) -> Callable[[Any
     def fetch(self: Any, index: Any) -> Any:
         nonlocal inside
         info = get_worker_info()
-        if inside or info is None:  # a loader that the data set asks in turn
+        if inside or info is None:  # a loader within the data set
             return own(self, index)
-        inside, began, before = True, time.monotonic(), queued()
+        inside, began, before = True, time.monotonic(), seconds_without_core()
         try:
             batch = own(self, index)
         finally:
             inside = False
-        took = time.monotonic() - began - (queued() - before)
+        took = time.monotonic() - began - (seconds_without_core() - before)
         times[info.id] += torch.tensor([took, 1.0])
         return batch
 

@@ -1,6 +1,6 @@
-"""Who holds memory: the modules, optimizers and trainable tensors of a run, as Python's garbage collector knows them.
+"""Assign roles to tensors: find modules, optimizers and trainable tensors through the garbage collector.
 
-So nobody has to hand them over, and it does not matter where they are kept. Nothing here keeps one of them alive.
+So the user need not pass them, wherever they are kept. Nothing here keeps one of them alive.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def others_left_alone() -> Iterator[None]:
-    """What is there already is not looked through from now on, and its modules are neither moved nor converted.
+def existing_objects_protected() -> Iterator[None]:
+    """Exclude objects that exist already from the search, and refuse to move or convert existing modules.
 
-    A module that moves to a GPU without values loses its own, which somebody may still need: that is refused.
+    A module that moves to a GPU without values would lose its own, which the user may still need.
     """
-    import torch._dynamo  # an optimizer does, and its objects too are then there already
+    import torch._dynamo  # optimizers import it; its objects then exist already
 
     known = {id(module): module for module in _all(torch.nn.Module)[torch.nn.Module]}
     own: Any = torch.nn.Module._apply
@@ -44,14 +44,14 @@ def others_left_alone() -> Iterator[None]:
     patches = Patches()
     patches.set(torch.nn.Module, "_apply", _apply)
     try:
-        with collecting.of_what_is_new(for_long=True):
+        with collecting.collect_new_only(for_long=True):
             yield
     finally:
         patches.restore()
 
 
-def tell(ledger: Ledger) -> list[torch.Tensor]:
-    """Tell the ledger what is weights, gradients and state of optimizers; the tensors that can have a gradient."""
+def assign_roles(ledger: Ledger) -> list[torch.Tensor]:
+    """Mark weights, gradients and optimizer state in the ledger; return the tensors that can have a gradient."""
     found = _all(torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
     # A tensor that requires_grad was set on is a weight, also outside of any module.
     leaves = {id(t): t for t in found[torch.Tensor] if t.requires_grad and t.is_leaf}
@@ -61,26 +61,26 @@ def tell(ledger: Ledger) -> list[torch.Tensor]:
         leaves |= {id(p): p for p in _parameters(optimizer) if p.is_leaf}
     ledger.hold("weights", leaves.values())
     for optimizer in found[torch.optim.Optimizer]:
-        ledger.hold("optimizer_state", tensors(optimizer.state))
+        ledger.hold("optimizer_state", tensors_in(optimizer.state))
     ledger.hold("gradients", (t.grad for t in leaves.values()))
     return [t for t in leaves.values() if t.requires_grad]
 
 
-def optimizing(ledger: Ledger, optimizer: Any) -> None:
-    """This optimizer begins its step."""
+def begin_optimizer_step(ledger: Ledger, optimizer: Any) -> None:
+    """Tell the ledger that this optimizer begins its step."""
     ledger.optimizing = True
     ledger.hold("gradients", [p.grad for p in _parameters(optimizer)])
 
 
 @contextlib.contextmanager
-def telling(ledger: Ledger, *, optimizers: bool = True) -> Iterator[None]:
-    """For one step: the ledger hears of gradients as they come to `.grad`, and of optimizers at work.
+def roles_tracked(ledger: Ledger, *, optimizers: bool = True) -> Iterator[None]:
+    """For one step, tell the ledger of gradients as they come to `.grad`, and of running optimizers.
 
-    Without `optimizers` somebody else tells of them, with `optimizing`.
+    Without `optimizers` the caller reports them, with `begin_optimizer_step`.
     """
 
     def before(optimizer: Any, *_: Any) -> None:
-        optimizing(ledger, optimizer)
+        begin_optimizer_step(ledger, optimizer)
 
     def after(*_: Any) -> None:
         ledger.optimizing = False
@@ -89,17 +89,18 @@ def telling(ledger: Ledger, *, optimizers: bool = True) -> Iterator[None]:
         if optimizers:
             stack.callback(register_optimizer_step_pre_hook(before).remove)
             stack.callback(register_optimizer_step_post_hook(after).remove)
-        for remove in _when_gradients_come(tell(ledger), lambda tensor: ledger.hold("gradients", [tensor.grad])):
+        trainable = assign_roles(ledger)
+        for remove in _on_gradients(trainable, lambda tensor: ledger.hold("gradients", [tensor.grad])):
             stack.callback(remove)
         yield
 
 
-def _when_gradients_come(tensors: list[torch.Tensor], call: Callable[[torch.Tensor], None]) -> list[Callable[[], None]]:
-    """Have `call` called whenever autograd has changed the `.grad` of one of the tensors; what undoes that."""
+def _on_gradients(tensors: list[torch.Tensor], call: Callable[[torch.Tensor], None]) -> list[Callable[[], None]]:
+    """Call `call` whenever autograd has changed the `.grad` of one of the tensors; return the calls that undo this."""
     undo: list[Callable[[], None]] = []
     for tensor in tensors:
         handle = tensor.register_post_accumulate_grad_hook(call)
-        # First in the row: a hook of the user's may use the gradient up.
+        # First in order: a hook of the user's may consume the gradient.
         hooks: Any = tensor._post_accumulate_grad_hooks
         hooks.move_to_end(handle.id, last=False)
         undo.append(handle.remove)
@@ -111,23 +112,23 @@ def _parameters(optimizer: Any) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors somewhere in an optimizer's state."""
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors anywhere in an optimizer's state."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from tensors(item)
+            yield from tensors_in(item)
 
 
 def _all(*kinds: type) -> dict[type, list[Any]]:
-    """Every object of each kind, but for frozen ones."""
+    """Return every object of each kind, except frozen ones."""
     found: dict[type, list[Any]] = {kind: [] for kind in kinds}
     wanted = {cls: kind for kind in reversed(kinds) for cls in _classes(kind)}
-    # By type(), since objects may lie about their class, and some warn when they are asked; and in C, one and all.
+    # By type(), since `__class__` may lie or warn; and the whole loop in C.
     objects = gc.get_objects()
     for item in itertools.compress(objects, map(wanted.__contains__, map(type, objects))):
         found[wanted[type(item)]].append(item)
@@ -135,7 +136,7 @@ def _all(*kinds: type) -> dict[type, list[Any]]:
 
 
 def _classes(kind: type) -> set[type]:
-    """`kind` and what is derived from it: hundreds of classes, where it is hundreds of thousands of objects."""
+    """Return `kind` and its subclasses: hundreds of classes, against hundreds of thousands of objects."""
     found, new = {kind}, [kind]
     while new:
         more: set[type] = set(type.__subclasses__(new.pop())) - found

@@ -1,8 +1,7 @@
-"""What PyTorch tells whoever has registered with `torch.cuda._gpu_trace`, as its CUDA Sanitizer does: of memory that
-comes and goes, of streams and events, and of who waits for whom.
+"""Fire the callbacks of `torch.cuda._gpu_trace`, which PyTorch's CUDA Sanitizer registers.
 
-Told where PyTorch tells it (c10/cuda/CUDAEvent.h and CUDAFunctions.h, the caching allocator). A stream's handle is its
-number, an event's a number too. While nobody listens it costs a look at an empty list.
+They report allocations, streams, events and waits, where PyTorch 2.15 does (c10/cuda/CUDAEvent.h, CUDAFunctions.h, the
+caching allocator). Handles of streams and events are numbers. Without a listener a call costs a look at an empty list.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def freed(block: Block) -> None:
 
 
 def stream_waits(stream: int, other: int) -> None:
-    """A stream waits for another, by an event that nobody else sees."""
+    """Report that a stream waits for another, by an event of its own."""
     if _gpu_trace.EventWaitCallbacks.callback_list:
         event = next(events)
         event_made(event)

@@ -1,4 +1,4 @@
-"""What CUDA refuses that the tensors behind a virtual GPU would not: checks that stand before an operation.
+"""Checks that CUDA makes and the CPU does not, run before an operation to raise CUDA's errors.
 
 `BEFORE` and `INSTEAD` are for composite operations, which look at devices in C++, where a virtual GPU is not seen: they
 stand above autograd, on the dispatch key of `autocast`. `guard` is for dtypes that only the CPU's kernels take.
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..scope import in_force
-from . import autocast, mixing
-from .mixing import where
+from . import autocast, device_checks
+from .device_checks import where
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -54,10 +54,10 @@ def _guarded(check: Callable[[Any, Any], None], handler: Run) -> Run:
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> None:
-    mixing.attention(query, key, value, dtypes=not autocast.casting())
-    if attn_mask is not None and where(query) != mixing.HOST:
+    device_checks.attention(query, key, value, dtypes=not autocast.casting())
+    if attn_mask is not None and where(query) != device_checks.HOST:
         method = "wrapper_CUDA___scaled_dot_product_efficient_attention"
-        mixing.same(method, [("query", query), ("attn_bias", attn_mask)])
+        device_checks.check_same_device(method, [("query", query), ("attn_bias", attn_mask)])
 
 
 def _recurrent(tensor: Tensor, hx: Any, params: Sequence[Tensor], *args: Any) -> None:
@@ -74,8 +74,8 @@ def _recurrent(tensor: Tensor, hx: Any, params: Sequence[Tensor], *args: Any) ->
 
 
 def _rms_norm(tensor: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> None:
-    if weight is not None and mixing.HOST in (where(tensor), where(weight)):
-        mixing.same("wrapper_CUDA___fused_rms_norm", [("input", tensor), ("weight", weight)])
+    if weight is not None and device_checks.HOST in (where(tensor), where(weight)):
+        device_checks.check_same_device("wrapper_CUDA___fused_rms_norm", [("input", tensor), ("weight", weight)])
 
 
 def _meshgrid(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
@@ -106,7 +106,7 @@ def _quantile(tensor: Tensor, q: Tensor, *args: Any, **kwargs: Any) -> None:
 
 
 def _tensor_split(tensor: Tensor, sections: Tensor, *args: Any, **kwargs: Any) -> None:
-    if where(sections) != mixing.HOST:
+    if where(sections) != device_checks.HOST:
         raise RuntimeError(
             f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {where(sections)}"
         )
@@ -122,7 +122,7 @@ def _inner(tensor: Tensor, other: Tensor) -> None:
 
 
 def _pack_padded_sequence(tensor: Tensor, lengths: Tensor, batch_first: bool) -> None:
-    if where(lengths) != mixing.HOST:
+    if where(lengths) != device_checks.HOST:
         raise RuntimeError(
             f"'lengths' argument should be a 1D CPU int64 tensor, but got {lengths.dim()}D {where(lengths)}"
             f" {_name(lengths)} tensor"
@@ -157,7 +157,7 @@ def _ctc_loss(
     """The lengths are read on the host, and put on the GPU for the mean (ctc_loss in LossCTC.cpp)."""
     lengths = input_lengths, target_lengths
     with autocast.below(log_probs):
-        if where(log_probs) == mixing.HOST or any(where(tensor) != mixing.HOST for tensor in lengths):
+        if where(log_probs) == device_checks.HOST or any(where(tensor) != device_checks.HOST for tensor in lengths):
             out: Tensor = aten.ctc_loss.Tensor(log_probs, targets, *lengths, blank, reduction, zero_infinity)
             return out
         read = [tensor.tolist() for tensor in lengths]
@@ -195,7 +195,7 @@ def _mm(func: Any, args: Any) -> None:
     if one.dtype != other.dtype:
         raise RuntimeError(
             "expected mat1 and mat2 to have the same dtype, but got:"
-            f" {mixing.scalar_type(one.dtype)} != {mixing.scalar_type(other.dtype)}"
+            f" {device_checks.scalar_type(one.dtype)} != {device_checks.scalar_type(other.dtype)}"
         )
     _floating("addmm_cuda", one)
 
@@ -211,7 +211,7 @@ def _addmm(func: Any, args: Any) -> None:
 def _batched(func: Any, args: Any) -> None:
     *added, one, other = args[: 3 if func is aten.baddbmm.default else 2]
     if added and added[0].dtype != one.dtype:
-        kinds = [mixing.scalar_type(tensor.dtype) for tensor in (*added, one, other)]
+        kinds = [device_checks.scalar_type(tensor.dtype) for tensor in (*added, one, other)]
         raise RuntimeError("Input dtypes must be the same, got: input {}, batch1: {}, batch2: {}".format(*kinds))
     if one.dtype != other.dtype:
         raise RuntimeError(f"expected scalar type {_name(one)} but found {_name(other)}")
@@ -236,15 +236,11 @@ def _convolution(func: Any, args: Any) -> None:
     """check_input_same_type_as_parameters: dtypes."""
     tensor, weight, bias = args[:3]
     if weight.dtype != tensor.dtype:
-        raise RuntimeError(
-            f"Input type ({mixing.legacy_type(tensor)}) and weight type ({mixing.legacy_type(weight)}) should be the"
-            " same"
-        )
+        types = device_checks.legacy_type(tensor), device_checks.legacy_type(weight)
+        raise RuntimeError(f"Input type ({types[0]}) and weight type ({types[1]}) should be the same")
     if bias is not None and bias.dtype != tensor.dtype:
-        raise RuntimeError(
-            f"Input type ({mixing.scalar_type(tensor.dtype)}) and bias type ({mixing.scalar_type(bias.dtype)}) should"
-            " be the same"
-        )
+        types = device_checks.scalar_type(tensor.dtype), device_checks.scalar_type(bias.dtype)
+        raise RuntimeError(f"Input type ({types[0]}) and bias type ({types[1]}) should be the same")
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {_name(tensor)}")
 

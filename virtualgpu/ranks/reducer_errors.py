@@ -1,6 +1,6 @@
-"""What PyTorch's reducer says where parameters are unused or used twice: it is asked, so that the words are its own.
+"""Raise the errors of PyTorch's reducer for unused or twice-used parameters, in its own words.
 
-It is given numbers of the host in place of the parameters, and what happened to these happens to those.
+It runs PyTorch's own reducer on CPU tensors of one element in place of the parameters, and repeats what happened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .reducer import Reducer
 
 
-def complain(reducer: Reducer, about: str, index: int = -1) -> NoReturn:
+def raise_reducer_error(reducer: Reducer, about: str, index: int = -1) -> NoReturn:
     """Raise PyTorch's RuntimeError: `about` an "unfinished" reduction, a gradient that came "twice" or a graph that
     has "changed", the last two of parameter `index`."""
     with backing, torch.enable_grad(), warnings.catch_warnings():
@@ -41,7 +41,7 @@ def complain(reducer: Reducer, about: str, index: int = -1) -> NoReturn:
 
 
 def _asked(reducer: Reducer, numbers: list[torch.Tensor], finds_unused: bool) -> tuple[Any, Any]:
-    """PyTorch's own reducer of `numbers`, among imagined ranks, and their group, which must outlive it."""
+    """Return PyTorch's own reducer of `numbers`, among imagined ranks, and their group, which must outlive it."""
     ours = reducer.group
     rank, size = ours.rank(), ours.size()
     nobody = _C.FakeProcessGroup._create_internal(rank, size)
@@ -55,7 +55,7 @@ def _asked(reducer: Reducer, numbers: list[torch.Tensor], finds_unused: bool) ->
 
 
 def _run(ask: Any, numbers: list[torch.Tensor], *used: list[int]) -> None:
-    """A forward pass with all numbers, and a backward pass for each of these lists of them."""
+    """Run a forward pass with all numbers, and a backward pass for each of these lists of them."""
     ask.prepare_for_forward()
     ask.prepare_for_backward([torch.cat(numbers).sum()])
     for indices in used:

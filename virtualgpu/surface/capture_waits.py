@@ -1,4 +1,4 @@
-"""Streams that wait for each other while a CUDA graph is captured: who waits for what is in it belongs to it."""
+"""Cross-stream dependencies during CUDA graph capture: a stream that waits on a captured one joins it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ISOLATION = (
 
 
 def wait(device: Device, stream: int, mark: int) -> None:
-    """`stream` waits for an event of the capture that is under way."""
+    """Make `stream` wait for an event of the current capture."""
     if device.timer.recording is None:
         raise RuntimeError("no CUDA graph is being captured on this GPU")
     device.timer.recording.wait(stream, mark)
 
 
 def check(device: Device, stream: int) -> None:
-    """Raise torch.AcceleratorError where a stream in a capture would wait for what is outside."""
+    """Raise torch.AcceleratorError where a captured stream would wait for work outside the capture."""
     if device.capture is not None and device.capture.covers(stream):
         device.capture.break_off()
         raise torch.AcceleratorError(ISOLATION)
