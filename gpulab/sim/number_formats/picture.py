@@ -157,9 +157,9 @@ def _number_line(number: Number, top: float) -> list[str]:
         body.append(shape([(x, axis), (x - head, axis - 6), (x - head, axis + 6)], fill=INK))
         x -= 2 * head
     unit, over = 10.0**number.exponent, 0.1 * apart  # a little further, where the next piece begins
-    ends = [middle - towards - over, middle + PAGE / 2 * apart + over]
+    low, high = middle - towards - over, middle + PAGE / 2 * apart + over
     step = 10.0 ** math.floor(math.log10(apart / unit / 16))
-    grip = Grip("value", *(at(sign * value) for value in ends), *(value / unit for value in ends), step=step)
+    grip = Grip("value", at(sign * low), at(sign * high), low / unit, high / unit, step=step)
     grasp = rect(x - 12, axis - 12, 24, 24).replace("/>", ' pointer-events="all"/>') + _diamond(x, axis, 9)
     return [*body, draggable(grasp, "Number, along the number line", grip)]
 
