@@ -8,7 +8,7 @@ from typing import TypeAlias
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, boxes, key, length, line, marks, rect, shape, text
 
-from ..base.touch import Grip, clickable, draggable
+from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, many, percent
 from .model import FRAMES, WARP, Kernel
 
@@ -62,10 +62,10 @@ def _map(kernel: Kernel) -> list[str]:
     lay = [boxes(levels, fill=ORANGE), boxes(full, stroke=INK), *_without(empty)]
     drawn = [*lay, *body] if with_lanes else [*body, *lay]
     for sm in range(kernel.sms):
-        tile = rect(MARGIN + sm % across * wide, MAP_TOP + sm // across * high, wide, high)
+        tile = (MARGIN + sm % across * wide, MAP_TOP + sm // across * high, wide, high)
         if sm + 1 == kernel.look:
-            drawn.append(tile.replace("/>", f' stroke="{VERMILLION}" stroke-width="3"/>'))
-        drawn.append(clickable(tile.replace("/>", ' pointer-events="all"/>'), f"SM {sm + 1}", look=sm + 1))
+            drawn.append(rect(*tile).replace("/>", f' stroke="{VERMILLION}" stroke-width="3"/>'))
+        drawn.append(clickable(grasp(*tile), f"SM {sm + 1}", look=sm + 1))
     return drawn
 
 
@@ -196,7 +196,7 @@ def _waves(kernel: Kernel) -> list[str]:
             body.append(text(x + wide / 2, CHART_BOTTOM + 16, name, size=SMALL, fill=MUTED, anchor="middle"))
     now = MARGIN + (kernel.clock + 0.5) * unit
     moment = [
-        rect(now - 12, CHART_TOP - 8, 24, high + 10).replace("/>", ' pointer-events="all"/>'),
+        grasp(now - 12, CHART_TOP - 8, 24, high + 10),
         line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=VERMILLION, width=3),
         shape([(now - 6, CHART_TOP - 8), (now + 6, CHART_TOP - 8), (now, CHART_TOP + 2)], fill=VERMILLION),
     ]

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
+from virtualgpu.pictures.svg import rect
+
 
 class Grip(NamedTuple):
     """A control that follows the pointer: from `low` to `high`, between `start` and `end` in the picture's pixels.
@@ -57,6 +59,11 @@ def clickable(piece: str, label: str, **values: Any) -> str:
 def command(piece: str, label: str, name: str, words: str) -> str:
     """A click, Enter or the space bar on `piece` adds the command `words` to the script `name`."""
     return _marked(piece, {"add": json.dumps([name, words]), "label": label})
+
+
+def grasp(x: float, y: float, width: float, height: float) -> str:
+    """A rectangle that is not seen: room for a pointer around what is thin or hollow."""
+    return rect(x, y, width, height).replace("/>", ' pointer-events="all"/>')
 
 
 def named(piece: str, words: str) -> str:

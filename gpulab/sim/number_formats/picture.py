@@ -23,7 +23,7 @@ from virtualgpu.pictures.svg import (
 
 from ..base.floats import FORMATS, TF32, weight
 from ..base.scene import Scale
-from ..base.touch import Grip, clickable, draggable, named
+from ..base.touch import Grip, clickable, draggable, grasp, named
 from .model import Number, Stored, flipped, show, spacings
 
 WIDTH, BODY_HEIGHT = 860.0, 446.0
@@ -160,8 +160,8 @@ def _number_line(number: Number, top: float) -> list[str]:
     low, high = middle - towards - over, middle + PAGE / 2 * apart + over
     step = 10.0 ** math.floor(math.log10(apart / unit / 16))
     grip = Grip("value", at(sign * low), at(sign * high), low / unit, high / unit, step=step)
-    grasp = rect(x - 12, axis - 12, 24, 24).replace("/>", ' pointer-events="all"/>') + _diamond(x, axis, 9)
-    return [*body, draggable(grasp, "Number, along the number line", grip)]
+    diamond = grasp(x - 12, axis - 12, 24, 24) + _diamond(x, axis, 9)
+    return [*body, draggable(diamond, "Number, along the number line", grip)]
 
 
 def _basin(it: Stored) -> tuple[float, float]:
@@ -303,9 +303,8 @@ def _ranges(number: Number, top: float) -> list[str]:
     size, low = abs(number.asked), top + 24 + 15 * len(number.all)
     x, beside = at(size), at(size / 10.0**number.exponent) - at(1)
     grip = Grip("exponent", at(1e-46) + beside, at(1e38) + beside, -46, 38)
-    grasp = rect(x - 9, top + 20, 18, low - top - 14).replace("/>", ' pointer-events="all"/>')
-    grasp += line(x, top + 20, x, low, width=2) + _diamond(x, low)
-    body.append(draggable(grasp, "Power of ten, along all formats", grip))
+    moved = grasp(x - 9, top + 20, 18, low - top - 14) + line(x, top + 20, x, low, width=2) + _diamond(x, low)
+    body.append(draggable(moved, "Power of ten, along all formats", grip))
     for power in (-40, -20, 0, 20):
         words = f"1e{power}" if power else "1"
         body.append(text(at(10.0**power), low + 18, words, size=SMALL, fill=MUTED, anchor="middle"))

@@ -7,7 +7,7 @@ from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, key, line,
 
 from ..base.lanes import Axis, cursor, veil
 from ..base.scene import Scale
-from ..base.touch import Grip, clickable, draggable
+from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, duration, many, percent
 from .model import CORE_LANES, MOST_AT_ONCE, MOST_TASKS, PLACES, TASK, WARP, Contest, Side
 
@@ -46,9 +46,9 @@ def _bars(race: Contest) -> list[str]:
         if standing:
             above.append(text(BARS_LEFT + 4, top + 38, standing, size=SMALL, fill=MUTED, halo=True))
     end = axis.x(max(cpu.seconds, gpu.seconds))
-    grasp = rect(axis.x(race.now) - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
-    grasp = grasp.replace("/>", ' pointer-events="all"/>') + cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
-    moment = draggable(grasp, "Time in the race", Grip("time", BARS_LEFT, end, 0, 100))
+    now = grasp(axis.x(race.now) - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
+    now += cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
+    moment = draggable(now, "Time in the race", Grip("time", BARS_LEFT, end, 0, 100))
     y = BARS_BOTTOM + 22
     return [
         *body,
@@ -140,9 +140,9 @@ def _crossing(race: Contest) -> list[str]:
 
 def _tasks(race: Contest) -> str:
     x = TASKS.at(race.tasks)
-    grasp = rect(x - 12, TOP, 24, BOTTOM - TOP).replace("/>", ' pointer-events="all"/>')
-    grasp += line(x, TOP, x, BOTTOM, stroke=INK, width=1.5)
+    moved = grasp(x - 12, TOP, 24, BOTTOM - TOP)
+    moved += line(x, TOP, x, BOTTOM, stroke=INK, width=1.5)
     for side, fill in (("cpu", BLUE), ("gpu", ORANGE)):
-        grasp += dot(x, FACTORS.at(race.over_one_lane(race.tasks, side)), 8, fill=fill, stroke=INK)
+        moved += dot(x, FACTORS.at(race.over_one_lane(race.tasks, side)), 8, fill=fill, stroke=INK)
     grip = Grip("tasks", LEFT, TASKS.at(MOST_AT_ONCE), 1, MOST_AT_ONCE, log=True)
-    return draggable(grasp, "Tasks", grip)
+    return draggable(moved, "Tasks", grip)

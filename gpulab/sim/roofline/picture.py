@@ -9,7 +9,7 @@ from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, 
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, polyline, rect, shape, text, wrap
 
 from ..base.scene import Scale
-from ..base.touch import clickable, named, on_track
+from ..base.touch import clickable, grasp, named, on_track
 from ..base.words import duration, many, percent
 from .model import DTYPES, Operation, Roofs, rate
 
@@ -91,7 +91,7 @@ def _points(result: Roofs, rates: Scale) -> list[str]:
     track = [(INTENSITIES.at(op.intensity), rates.at(op.rate), rows) for rows, op in result.by_rows.items()]
     body.append(polyline([(x, y) for x, y, _ in track], stroke=ORANGE, width=3))
     x, y = INTENSITIES.at(chosen.intensity), rates.at(chosen.rate)
-    grip = rect(x - 14, y - 14, 28, 28).replace("/>", ' pointer-events="all"/>') + _point(chosen, rates, chosen=True)
+    grip = grasp(x - 14, y - 14, 28, 28) + _point(chosen, rates, chosen=True)
     label = f"{size.capitalize()}s of the {chosen.words}: drag it along its line"
     return [*body, *_label(result, rates, many(result.size, size)), on_track(grip, label, "rows", track)]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, num, polyline, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, num, polyline, shape, text
 
 from ..base.scene import Scale
-from ..base.touch import clickable, draggable
+from ..base.touch import clickable, draggable, grasp
 from ..base.words import percent
 from .model import Plan
 from .result import LONGEST_INTERVAL, Run, money, span
@@ -109,7 +109,7 @@ def _marks(run: Run, share: Scale) -> list[str]:
     spread, top = run.spread / work, TOP
     words = f"every {span(run.interval)}: {_more(here)}"
     grip = [
-        rect(at - 12, 22, 24, BOTTOM - 22).replace("/>", ' pointer-events="all"/>'),
+        grasp(at - 12, 22, 24, BOTTOM - 22),
         line(at, 40, at, BOTTOM, stroke=BLUE, width=3),
     ]
     if here > share.high:
