@@ -145,4 +145,4 @@ def _tasks(race: Contest) -> str:
     for side, fill in (("cpu", BLUE), ("gpu", ORANGE)):
         moved += dot(x, FACTORS.at(race.over_one_lane(race.tasks, side)), 8, fill=fill, stroke=INK)
     grip = Grip("tasks", LEFT, TASKS.at(MOST_AT_ONCE), 1, MOST_AT_ONCE, log=True)
-    return draggable(moved, "Tasks", grip)
+    return draggable(moved, "Tasks, along the curves", grip)
