@@ -90,6 +90,40 @@ def test_play_moves_the_picture_and_stop_goes_back(opened):
     assert notebook.console == []
 
 
+dragged = pytest.mark.parametrize(
+    "opened", [n for n in NAMES if "data-drag=" in getattr(sim, n)().picture.inner()], indirect=True
+)
+
+
+@dragged
+def test_what_can_be_grasped_follows_the_pointer_and_the_keys(opened):
+    notebook, box, _ = opened
+    mouse = notebook.page.mouse
+    grips = box.locator(".gpulab-picture [data-drag]")
+    for place in range(grips.count()):
+        grip = grips.nth(place)
+        grip.scroll_into_view_if_needed()
+        before, seen = settled(box), set()
+        around = grip.bounding_box()
+        x, y = around["x"] + around["width"] / 2, around["y"] + around["height"] / 2
+        mouse.move(x, y)
+        mouse.down()
+        for far in (-60, 60):
+            mouse.move(x + far, y - far / 2, steps=3)
+            seen.add(settled(box))
+        mouse.up()
+        assert seen - {before}, grip.get_attribute("data-label")
+        assert whole(box)
+        before = settled(box)
+        for key in ("Home", "End"):
+            grips.nth(place).focus()
+            notebook.page.keyboard.press(key)
+            seen.add(settled(box))
+        assert seen - {before}, grips.nth(place).get_attribute("aria-label")
+        assert whole(box)
+    assert notebook.console == []
+
+
 @each
 def test_every_control_has_a_name_that_is_spoken(opened):
     notebook, box, simulator = opened

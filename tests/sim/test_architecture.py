@@ -1,4 +1,6 @@
+import json
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +32,7 @@ DEFAULT = {
     "wait": 7,
     "elements": 2100,
     "frame": 13,
+    "look": 1,
 }
 
 
@@ -296,6 +299,57 @@ class TestSimulator:
     def test_the_toys_peak_is_that_of_its_lanes_at_a_named_clock(self):
         rows = {name: (value, source) for name, value, source in Architecture().result.rows()}
         assert rows["peak of the lanes, fp32"] == ("0.361 TFLOPS", "virtual: at an A100’s 1.41 GHz")
+
+
+class TestTouch:
+    def test_the_states_are_full_then_have_a_tail_then_too_few_warps(self):
+        full, tail, few = (kernel(**state.values) for state in Architecture.states)
+        assert (full.busy, full.clocks) == (1, 64)
+        assert "every wave is full" in full.finding
+        assert (tail.waves[-1].blocks, tail.clocks) == (1, 96)
+        assert "the last of 3 waves fills 1 of 16 places" in tail.finding
+        assert few.busy == few.hidden == 0.25
+        assert "an SM needs 32 warps, and has 8" in few.finding
+
+    @pytest.mark.parametrize("gpu", [TOY, "T4", "B200"])
+    def test_a_click_on_an_sm_shows_its_warps(self, gpu):
+        page = Page(Architecture(gpu=gpu))
+        seen = page.simulator.result
+        looks = [json.loads(one) for one in re.findall(r"data-set='([^']*)'", page.view["svg"])]
+        assert looks == [{"look": sm + 1} for sm in range(seen.sms)]
+        last = page.ask(look=seen.sms)["svg"]
+        assert f"SM {seen.sms}: {len(seen.warps_on(seen.sms - 1))} resident warps" in last
+
+    def test_the_tail_has_no_warps_on_the_other_sms(self):
+        assert "SM 1: 2 resident warps" in Architecture(frame=64).svg()
+        assert "SM 2: 0 resident warps" in Architecture(frame=64, look=2).svg()
+
+    def test_the_sm_is_one_that_there_is(self):
+        sim = Architecture(gpu="H100", look=132)
+        sim.set(gpu=TOY)
+        assert sim.values["look"] == 4
+        with pytest.raises(ValueError, match="look must be from 1 to 4: there are 4 SMs"):
+            sim.set(look=5)
+
+    @pytest.mark.parametrize("values", [{}, {"elements": 2048}, {"wait": 500, "elements": 30_000}])
+    @pytest.mark.parametrize("share", [0, 0.4, 1])
+    def test_the_time_is_dragged_where_it_is_drawn(self, values, share):
+        sim = Architecture(**values)
+        last = sim.limits(sim.values)["frame"].high
+        sim.set(frame=round(share * last))
+        (marks,) = re.findall(r'<g data-drag="frame"(.*?)</g>', sim.picture.inner())
+        start, end, low, high = (
+            float(re.search(f'data-{name}="([^"]*)"', marks)[1]) for name in ("from", "to", "low", "high")
+        )
+        drawn = float(re.search(r'<line x1="([^"]*)"', marks)[1])
+        assert high == last
+        assert round(low + (drawn - start) / (end - start) * (high - low)) == sim.values["frame"]
+
+    def test_the_parts_of_a_warps_turn_are_explained(self):
+        svg = Architecture().svg()
+        assert "1 issuing: an instruction in this clock" in svg
+        assert "7 waiting: the level shows how far, of 7 clocks" in svg
+        assert "wave 3: 1 block in 16 places" in svg
 
 
 class TestBadValues:

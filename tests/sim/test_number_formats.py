@@ -1,16 +1,19 @@
+import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import example
 
 from gpulab.sim.base.floats import FORMATS
 from gpulab.sim.number_formats.controls import NumberFormats
-from gpulab.sim.number_formats.model import MOST_UPDATES, share, simulate, spacings
-from gpulab.sim.number_formats.picture import _basin, draw
+from gpulab.sim.number_formats.model import MOST_UPDATES, flipped, share, simulate, spacings
+from gpulab.sim.number_formats.picture import CENTRE, GAP, RANGE, _basin, _page, draw
 from virtualgpu.pictures import svg
 
 from . import states
+from .page import Page
 
 DEFAULT = {"value": 1.0, "exponent": 0, "negative": False, "format": "bf16", "update": 0.001}
 CLAIM_TOO_LARGE = {"value": 7.0, "exponent": 4}
@@ -127,7 +130,7 @@ class TestOverTheWholeRange:
                 assert abs(number.asked) <= it.format.smallest / 2 * 1.000001
             else:
                 assert abs(it.value - number.asked) <= spacings(it)[1] / 2 * 1.000001
-                assert (it.outcome == "none") == (it.value == number.asked)
+                assert (it.outcome == "none") == (it.value == pytest.approx(number.asked, rel=2**-50, abs=0))
 
     @whole_range
     def test_more_mantissa_with_the_same_exponent_is_never_worse(self, values):
@@ -201,12 +204,102 @@ class TestPicture:
         assert "NaN" in NumberFormats.leaves_out
 
 
+def bits(simulator):
+    """What each switch in the picture asks for."""
+    sets = re.findall(r"data-set='([^']*)'", simulator.picture.inner())
+    return [values for values in map(json.loads, sets) if "value" in values]
+
+
+class TestTouch:
+    def test_the_states_lose_an_update_then_overflow_then_underflow(self):
+        lost, large, small = (simulate(**DEFAULT | state.values) for state in NumberFormats.states)
+        assert lost.chosen.stuck
+        assert "rounded away" in lost.finding
+        assert (large.chosen.outcome, small.chosen.outcome) == ("overflow", "underflow")
+        assert "ends at 65504" in large.finding
+        assert "becomes 0" in small.finding
+        others = [dict(zip(FORMATS, one.all, strict=True)) for one in (large, small)]
+        assert all(one["bf16"].value not in (0, math.inf) for one in others)
+
+    @pytest.mark.parametrize("name", FORMATS)
+    @pytest.mark.parametrize("given", [{}, {"value": 3.14, "negative": True}, CLAIM_TOO_LARGE, CLAIM_TOO_SMALL])
+    def test_a_click_flips_its_bit_and_no_other(self, name, given):
+        before = simulate(**DEFAULT | given | {"format": name}).chosen
+        kind = before.format
+        for bit in range(1 + kind.exponent + kind.mantissa):
+            code = kind.code(before.value) ^ 1 << bit
+            values = flipped(before, bit)
+            if values is None:
+                assert math.isnan(kind.value(code))
+            else:
+                after = NumberFormats(format=name, **values).result.chosen
+                assert kind.code(after.value) == code
+                assert after.outcome in ("none", "overflow", "underflow")
+
+    @pytest.mark.parametrize("name", FORMATS)
+    def test_every_bit_of_the_chosen_row_is_a_switch_in_its_order(self, name):
+        sim = NumberFormats(format=name)
+        kind = FORMATS[name]
+        expected = [flipped(sim.result.chosen, bit) for bit in reversed(range(1 + kind.exponent + kind.mantissa))]
+        assert bits(sim) == [values for values in expected if values]
+        assert bits(sim)[0]["negative"]
+
+    def test_a_click_on_a_row_chooses_its_format(self):
+        page = Page(NumberFormats())
+        sets = map(json.loads, re.findall(r"data-set='([^']*)'", page.view["svg"]))
+        assert [values["format"] for values in sets if "format" in values] == list(FORMATS)
+        page.ask(format="fp16")
+        assert page.view["headline"].startswith("fp16 stores 1 exactly, but")
+
+    @whole_range
+    @example(values=DEFAULT)
+    @example(values=DEFAULT | {"value": 0.999, "negative": True})
+    def test_the_diamond_is_dragged_where_its_number_is_drawn(self, values):
+        number = simulate(**values)
+        (grip,) = re.findall(r'<g data-drag="value"(.*?)>', draw(number).text())
+        start, end, low, high, step = (
+            float(re.search(f'data-{name}="([^"]*)"', grip)[1]) for name in ("from", "to", "low", "high", "step")
+        )
+        middle, apart, _ = _page(number.chosen)
+        unit = (-1 if values["negative"] else 1) * 10.0 ** values["exponent"]
+        for part in (0, 0.3, 1):
+            asked = (low + part * (high - low)) * unit
+            drawn = CENTRE + (asked - math.copysign(middle, unit)) / apart * GAP
+            near = max(1.0, 1e-11 * abs(middle / apart) * GAP)  # the ends have twelve digits
+            assert drawn == pytest.approx(start + part * (end - start), abs=near)
+        assert 0 < step * abs(unit) <= apart / 16 * 1.000001
+        if abs(number.asked) <= number.chosen.format.largest:
+            assert min(low, high) <= abs(number.asked / unit) * 1.000001
+            assert abs(number.asked / unit) <= max(low, high) * 1.000001
+
+    @whole_range
+    def test_the_number_line_stands_still_on_its_whole_piece(self, values):
+        it = simulate(**values).chosen
+        middle, apart, towards = _page(it)
+        for part in (0.01, 0.5, 0.99):
+            asked = middle - towards + part * (towards + 2 * apart)
+            if 0 < asked <= it.format.largest:
+                assert _page(replace(it, asked=asked)) == (middle, apart, towards)
+
+    @pytest.mark.parametrize("exponent", [-46, -8, 0, 38])
+    def test_the_power_of_ten_is_dragged_where_it_is_drawn(self, exponent):
+        inner = NumberFormats(value=5.0, exponent=exponent).picture.inner()
+        start, end, low, high = map(
+            float,
+            re.search(
+                r'data-drag="exponent" data-from="(.*?)" data-to="(.*?)" data-low="(.*?)" data-high="(.*?)"', inner
+            ).groups(),
+        )
+        drawn = start + (exponent - low) / (high - low) * (end - start)
+        assert drawn == pytest.approx(RANGE.at(5.0 * 10.0**exponent), abs=0.05)
+
+
 class TestBadValues:
     @pytest.mark.parametrize(
         ("values", "error", "message"),
         [
-            ({"value": 0.5}, ValueError, "(value=0.5): value must be from 1.0 to 9.99"),
-            ({"value": 10}, ValueError, "value must be from 1.0 to 9.99"),
+            ({"value": 0.05}, ValueError, "(value=0.05): value must be from 0.1 to 10.0"),
+            ({"value": 11}, ValueError, "value must be from 0.1 to 10.0"),
             ({"exponent": 39}, ValueError, "(exponent=39): exponent must be from -46 to 38"),
             ({"exponent": 0.5}, TypeError, "exponent must be a whole number from -46 to 38, not float"),
             ({"format": "fp64"}, ValueError, "format must be one of 'fp32', 'tf32', 'fp16', 'bf16', 'e4m3', 'e5m2'"),

@@ -1,4 +1,6 @@
+import itertools
 import math
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -17,6 +19,7 @@ from gpulab.sim.race.model import (
     simulate,
     times,
 )
+from gpulab.sim.race.picture import BOTTOM, RIGHT, TOP
 from virtualgpu.clock import rates
 from virtualgpu.gpus.specs import SHOWN
 from virtualgpu.pictures import svg
@@ -216,16 +219,13 @@ class TestSimulator:
         assert "256 GPU lanes finish 128 tasks" in sim.picture.title
         assert "as fast as 8 CPU cores on one lane each" in sim.picture.title
         assert "with all 256 CPU lanes the CPU would win by" in sim.picture.title
-        assert "CPU: 8 at work, 25% done" in sim.svg()
-        assert "GPU: 128 at work, 0% done" in sim.svg()
+        assert "32 of 128 tasks done = 25%; 8 at work" in sim.svg()
+        assert "0 of 128 tasks done = 0%; 128 at work" in sim.svg()
 
-    def test_whole_warps_run_and_lanes_without_a_task_are_marked(self):
-        def drawn(tasks):
-            marks = [element for element in ET.fromstring(Race(tasks=tasks).svg()).iter() if element.get("stroke")]
-            return sum(element.get("stroke") == "#56B4E9" for element in marks)
-
-        assert drawn(100) == drawn(128) + 1  # beside the legend's: the rest of the fourth warp
+    def test_whole_warps_run_and_lanes_without_a_task_are_told(self):
         assert Race(tasks=100).result.gpu_side.working(Race(tasks=100).result.now) == 100
+        assert "100 at work, 28 of their warp idle" in Race(tasks=100).svg()
+        assert "idle" not in Race(tasks=128).svg()
 
     def test_amdahls_limit_is_drawn_where_there_is_one(self):
         assert "holds both below" not in Race().svg()
@@ -252,6 +252,60 @@ class TestSimulator:
     @pytest.mark.parametrize(("factor", "shown"), [(2.13, "2.1 ×"), (9.96, "10 ×"), (18_944.0, "18,944 ×")])
     def test_factors_in_words(self, factor, shown):
         assert times(factor) == shown
+
+
+class TestTouch:
+    def test_the_states_are_won_by_the_gpu_then_the_cpu_then_a_larger_gpu(self):
+        shown, lanes, large = (race(**Race(**state.values).values) for state in Race.states)
+        assert shown.speedup > 2
+        assert "the CPU would win" in shown.finding
+        assert lanes.speedup < 1 / 7
+        assert lanes.finding.startswith("8 CPU cores on 32 lanes each finish 128 tasks")
+        assert large.speedup > 8
+        assert large.tasks > large.crossover
+        assert "it is ahead from about" in large.finding
+
+    def grip(self, simulator, name):
+        (marks,) = re.findall(f'<g data-drag="{name}"(.*?)>', simulator.picture.inner())
+        known = dict(re.findall(r'data-(\w+)="([^"]*)"', marks))
+        return known["log"] == "1", *(float(known[key]) for key in ("from", "to", "low", "high"))
+
+    @pytest.mark.parametrize("tasks", [1, 49, 128, 100_000])
+    def test_the_dots_are_dragged_where_their_tasks_are_drawn(self, tasks):
+        sim = Race(tasks=tasks)
+        log, start, end, low, high = self.grip(sim, "tasks")
+        drawn = {float(x) for x in re.findall(r'<circle cx="([\d.]+)"', sim.picture.inner())}
+        assert len(drawn) == 1
+        share = (drawn.pop() - start) / (end - start)
+        assert log
+        assert low * (high / low) ** share == pytest.approx(tasks, rel=0.002)
+
+    @pytest.mark.parametrize("values", [{}, {"simd": 32}, {"gpu": "H100"}, {"tasks": 1}])
+    @pytest.mark.parametrize("time", [0, 30, 100])
+    def test_the_moment_is_dragged_where_it_is_drawn(self, values, time):
+        sim = Race(**values, time=time)
+        log, start, end, low, high = self.grip(sim, "time")
+        x = float(re.search(r'data-drag="time".*?<line x1="([\d.]+)"', sim.picture.inner())[1])
+        assert not log
+        assert low + (x - start) / (end - start) * (high - low) == pytest.approx(time, abs=0.1)
+
+    def test_a_click_goes_to_the_crossover(self):
+        page = Page(Race())
+        (tasks,) = re.findall(r'data-set=\'{"tasks": (\d+)}', page.view["svg"])
+        assert int(tasks) == page.simulator.result.crossover == 49
+        page.ask(tasks=49)
+        assert page.simulator.result.speedup > 1
+        page.ask(tasks=48)
+        assert page.simulator.result.speedup <= 1
+
+    @whole_range
+    def test_names_of_curves_stay_beside_the_plot_and_apart(self, values):
+        inner = Race.draw(simulate(**values)).inner()
+        ys = [float(y) for y in re.findall(rf'<text x="{RIGHT + 8:g}" y="([\d.]+)"', inner)]
+        assert len(ys) == 3 + bool(values["serial"])
+        assert all(low - high >= 16.9 for high, low in itertools.pairwise(ys))
+        assert ys[0] >= TOP
+        assert ys[-1] <= BOTTOM + 5
 
 
 class TestBadValues:

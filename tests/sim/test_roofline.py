@@ -1,4 +1,7 @@
 import contextlib
+import json
+import math
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -11,6 +14,7 @@ from gpulab import VirtualGPU
 from gpulab.sim.base.simulator import Choice, Flag
 from gpulab.sim.roofline.controls import Roofline
 from gpulab.sim.roofline.model import DTYPES, HEAD, OPERATIONS, image, simulate
+from gpulab.sim.roofline.picture import _marker, _rates
 from virtualgpu.gpus.specs import SPECS
 
 from . import states
@@ -261,12 +265,60 @@ class TestPicture:
         assert len(views) == 1
 
     def test_each_operation_has_a_sign_of_its_own(self):
-        from gpulab.sim.roofline.picture import _marker
-
         assert len({_marker(op, 0, 0, chosen=False) for op in OPERATIONS}) == len(OPERATIONS)
 
     def test_it_says_what_the_clock_leaves_out(self):
         assert "alignment" in Roofline.leaves_out
+
+
+class TestTouch:
+    def test_the_states_wait_for_memory_then_for_arithmetic_and_elementwise_never_does(self):
+        one, batch, gelu = (simulate(**DEFAULT | state.values) for state in Roofline.states)
+        assert [run.operation.bound for run in (one, batch, gelu)] == ["memory", "arithmetic", "memory"]
+        assert one.operation.intensity == pytest.approx(1, abs=0.01)
+        assert batch.operation.intensity > batch.balance > 50 * gelu.operation.intensity
+        assert max(op.intensity for op in gelu.by_rows.values()) < 1.3  # at any size
+
+    @pytest.mark.parametrize("op", list(OPERATIONS))
+    def test_each_place_of_the_track_is_where_that_many_rows_are_drawn(self, op):
+        picture = Roofline(op=op).picture
+        (track,) = re.findall(r'data-track="([^"]*)"', picture.inner())
+        points = [tuple(map(float, point.split(","))) for point in track.split(" ")]
+        assert [rows for *_, rows in points] == [2**i for i in range(15)]
+        for x, y, rows in points:
+            there = simulate(**DEFAULT | {"op": op, "rows": int(rows)}).operation
+            # five decades and three tenths over 478 pixels, from 0.1
+            decades = math.log10(there.intensity / 0.1)
+            assert x == pytest.approx(78 + 478 * decades / math.log10(200_000), abs=0.06)
+            assert 58 <= y <= 398
+
+    def test_more_rows_lie_to_the_right_along_the_roof(self):
+        points = list(simulate(**DEFAULT).by_rows.values())
+        assert [op.intensity for op in points] == sorted(op.intensity for op in points)
+
+    def test_a_click_on_a_row_takes_the_operation(self):
+        page = Page(Roofline())
+        sets = re.findall(r'data-set="([^"]*)"', page.view["svg"].replace("&quot;", "'"))
+        sets += re.findall(r"data-set='([^']*)'", page.view["svg"])
+        assert [json.loads(one) for one in sets] == [{"op": op} for op in OPERATIONS]
+        page.ask(**json.loads(sets[2]))
+        assert page.view["headline"].startswith("GELU waits for memory")
+
+    def test_a_point_below_the_plot_is_marked_and_no_other(self):
+        low = Roofline(gpu="H100", rows=1)
+        assert low.svg().count("(below)") == 0
+        low.set(op="gelu")
+        assert "(below)" in low.svg()
+        assert "(below)" not in Roofline(op="gelu").svg()
+        assert low.result.operation.verdict == "too small to measure"
+
+    @pytest.mark.parametrize("gpu", list(SPECS))
+    def test_the_plot_ends_a_little_above_the_gpus_highest_roof_in_each_dtype(self, gpu):
+        scales = {_rates(simulate(**DEFAULT | {"gpu": gpu, "dtype": dtype})) for dtype in DTYPES}
+        (scale,) = scales
+        for dtype in DTYPES:
+            result = simulate(**DEFAULT | {"gpu": gpu, "dtype": dtype})
+            assert scale.low < 0.1 * result.rates.memory_rate < result.peak < 0.4 * scale.high
 
 
 class TestControls:

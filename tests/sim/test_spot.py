@@ -1,5 +1,6 @@
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from gpulab.sim.spot.controls import Spot
 from gpulab.sim.spot.model import AT_ONCE, Plan, best_interval, retried, young
 from gpulab.sim.spot.picture import draw
 from gpulab.sim.spot.result import LONGEST_INTERVAL, money, simulate, span
+from virtualgpu.pictures import svg
 
 from . import states
+from .page import Page
 
 DEFAULT = {control.name: control.value for control in Spot.controls}
 
@@ -219,6 +222,56 @@ class TestOverTheWholeRange:
     @whole_range
     def test_the_formula_lies_in_the_plot(self, values):
         assert 1 / 60 <= simulate(**values).young <= LONGEST_INTERVAL / 60
+
+
+class TestTouch:
+    def test_the_states_lose_work_then_write_it_all_down_then_do_neither(self):
+        rarely, often, best = (at(**state.values) for state in Spot.states)
+        assert "loses" in rarely.finding
+        assert "spends" in often.finding
+        assert "near the best" in best.finding
+        assert best.hours < min(rarely.hours, often.hours) - 15
+        writing, _, lost = best.plan.extra(best.interval)
+        assert rarely.plan.extra(rarely.interval)[2] > 5 * lost
+        assert often.plan.extra(often.interval)[0] > 5 * writing
+
+    def test_the_line_is_dragged_where_its_interval_is_drawn(self):
+        (grip,) = re.findall(r"<g data-drag=\"interval\"(.*?)>", Spot().picture.inner())
+        known = dict(re.findall(r'data-(\w+)="([^"]*)"', grip))
+        start, end, low, high = (float(known[name]) for name in ("from", "to", "low", "high"))
+        assert (low, high, known["log"], known["axis"]) == (1, LONGEST_INTERVAL, "1", "x")
+        for interval in (1, 44, 240, 720):
+            drawn = re.findall(r'<line x1="([\d.]+)"[^>]*stroke-width="3"', Spot(interval=interval).picture.inner())[0]
+            share = (float(drawn) - start) / (end - start)
+            assert low * (high / low) ** share == pytest.approx(interval, rel=0.002)
+
+    @pytest.mark.parametrize("interval", [1, 20, 30, 40, 44, 50, 90, 240, 720])
+    def test_the_line_does_not_go_through_the_label_of_the_best(self, interval):
+        inner = Spot(interval=interval).picture.inner()
+        line = float(re.findall(r'<line x1="([\d.]+)"[^>]*stroke-width="3"', inner)[0])
+        middle, words = re.findall(r'<text x="([\d.]+)"[^>]*>(best: [^<]*)<', inner)[0]
+        assert abs(float(middle) - line) > svg.length(words, svg.SMALL) / 2
+
+    @pytest.mark.parametrize("values", [{}, {"checkpoint": 1800, "between": 1, "restart": 0, "interval": 10}])
+    def test_headline_plot_and_bar_name_one_interval_as_the_best_and_a_click_takes_it(self, values):
+        page = Page(Spot(**values))
+        run = page.simulator.result
+        for words in (f"every {span(run.advised)}", f"best: {span(run.advised)}"):
+            assert words in page.view["headline"] + page.view["svg"]
+        assert f"every {span(run.advised)} (best)" in page.view["svg"]
+        (minutes,) = re.findall(r'data-set=\'{"interval": (\d+)}', page.view["svg"])
+        page.ask(interval=int(minutes))
+        assert "near the best" in page.view["headline"]
+
+    @whole_range
+    def test_what_is_advised_is_as_good_as_the_best(self, values):
+        run = simulate(**values)
+        assert run.best_hours <= run.advised_hours * (1 + 1e-9) <= 1.021 * run.best_hours
+
+    @pytest.mark.parametrize(("values", "ticks"), [({}, range(0, 51, 10)), ({"checkpoint": 20}, range(0, 21, 5))])
+    def test_ticks_are_round(self, values, ticks):
+        inner = Spot(**values).picture.inner()
+        assert [f"{tick}%" for tick in ticks] == re.findall(r">([\d.]+%)<", inner)[: len(ticks)]
 
 
 class TestWords:

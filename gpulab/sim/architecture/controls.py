@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from virtualgpu.gpus.specs import SHOWN
 
-from ..base.simulator import Choice, Play, Simulator, Slider
+from ..base.simulator import Choice, Play, Simulator, Slider, State
 from .model import MOST_LANES, MOST_ROOM, MOST_SMS, MOST_WAVES, TOY, WARP, Kernel, limits, simulate
 from .picture import draw
 
@@ -29,9 +29,28 @@ class Architecture(Simulator[Kernel]):
         Slider("lanes", "Lanes in each SM", WARP, MOST_LANES, WARP, step=WARP),
         Slider("threads", "Threads per block", 1, 1024, 64),
         Slider("room", "Room for warps in an SM", 1, MOST_ROOM[0], 8),
-        Slider("wait", "A warp waits", 0, 500, 7, unit="clocks"),
-        Slider("elements", "Tensor elements", 1, MOST_WAVES * MOST_ROOM[0] * WARP * MOST_SMS, 2100),
+        Slider("wait", "A warp waits", 0, 500, 7, unit="clocks", log=True),
+        Slider("elements", "Tensor elements", 1, MOST_WAVES * MOST_ROOM[0] * WARP * MOST_SMS, 2100, log=True),
         Play("frame", "Time", 0, 240, 13),
+        Slider("look", "SM seen close up", 1, MOST_SMS, 1),
+    )
+    primary = ("elements", "wait", "frame")
+    states = (
+        State(
+            "All at work",
+            {"elements": 2048, "wait": 7, "room": 8},
+            "While seven warps wait, the eighth issues: eight are enough, and both waves of blocks are full.",
+        ),
+        State(
+            "A last wave",
+            {"elements": 2100, "wait": 7, "room": 8},
+            "52 elements more need one block more: a third of the time goes to a wave that is almost empty.",
+        ),
+        State(
+            "Too few warps",
+            {"elements": 2048, "wait": 31, "room": 8},
+            "Memory is far away: with a wait of 31 clocks and eight warps the lanes stand still most of the time.",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)
@@ -39,5 +58,5 @@ class Architecture(Simulator[Kernel]):
     leaves_out = (
         "A toy kernel: four instructions a thread, each with one wait (some 4 clocks for arithmetic, hundreds for"
         " memory). Left out: bandwidth, loads side by side, blocks that end one by one; that an SM is four parts of"
-        " 16 or 32 lanes."
+        " 16 or 32 lanes, and has tensor cores and an L1 cache; the L2 cache and the memory, which all SMs share."
     )

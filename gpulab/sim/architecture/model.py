@@ -62,6 +62,7 @@ class Kernel(Result):
     wait: int  # clocks
     elements: int
     frame: int
+    look: int = 1  # the SM that is seen close up
 
     @property
     def spec(self) -> Spec | None:
@@ -275,11 +276,16 @@ class Kernel(Result):
         return BYTES * self.elements / (self.spec.bandwidth_gbps * 1e9) if self.spec else 0.0
 
 
-def simulate(gpu: str, sms: int, lanes: int, threads: int, room: int, wait: int, elements: int, frame: int) -> Kernel:
-    """A kernel with a thread for each of `elements`, in blocks of `threads`, and what it is doing at `frame`."""
+def simulate(
+    gpu: str, sms: int, lanes: int, threads: int, room: int, wait: int, elements: int, frame: int, look: int = 1
+) -> Kernel:
+    """A kernel with a thread for each of `elements`, in blocks of `threads`, and what it is doing at `frame`.
+
+    `look` is the number of the SM that is seen close up, from 1.
+    """
     if lanes % WARP:
         raise ValueError(f"lanes is {lanes}; it must be 32, 64, 96 or 128: a warp has {WARP} threads")
-    return Kernel(gpu, sms, lanes, threads, room, wait, elements, frame)
+    return Kernel(gpu, sms, lanes, threads, room, wait, elements, frame, look)
 
 
 def limits_of(gpu: str) -> tuple[int, int]:
@@ -314,5 +320,6 @@ def limits(values: Mapping[str, Any]) -> dict[str, Limit]:
     words = f"{MOST_WAVES} waves of {count(kernel.places, 'block')} of {count(threads, 'thread')} are {most:,}"
     found["elements"] = Limit(1, most, words)
     whole = simulate(gpu, sms, kernel.lanes, threads, room, values["wait"], min(values["elements"], most), 0)
+    found["look"] = Limit(1, sms, f"there {'is' if sms == 1 else 'are'} {count(sms, 'SM')}")
     found["frame"] = Limit(0, min(whole.clocks, FRAMES) - 1, f"the kernel takes {count(whole.clocks, 'clock')}")
     return found

@@ -8,21 +8,21 @@ from typing import TypeAlias
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, boxes, key, length, line, marks, rect, shape, text
 
-from ..base.words import count, duration, many, percent
-from .model import WARP, Kernel
+from ..base.touch import Grip, clickable, draggable, grasp
+from ..base.words import count, many, percent
+from .model import FRAMES, WARP, Kernel
 
 Box: TypeAlias = tuple[float, float, float, float]
-WIDTH, HEIGHT = 860.0, 384.0
+WIDTH, HEIGHT = 860.0, 418.0
 RIGHT = WIDTH - MARGIN
-MAP_RIGHT, MAP_TOP, MAP_BOTTOM = 424.0, 40.0, 188.0
+MAP_RIGHT, MAP_TOP, MAP_BOTTOM = 424.0, 40.0, 262.0
 CLOSE_LEFT = 448.0
-PARTS_TOP = 202.0
-CHART_TOP, CHART_BOTTOM = 296.0, 358.0
+CHART_TOP, CHART_BOTTOM = 308.0, 392.0
 
 
 def draw(kernel: Kernel) -> Picture:
-    """All SMs, one of them close up, what else is on the GPU, and the waves of the whole kernel."""
-    body = [*_map(kernel), *_close_up(kernel), *_parts(kernel), *_waves(kernel)]
+    """All SMs, one of them close up, and the waves of the whole kernel."""
+    body = [*_map(kernel), *_close_up(kernel), *_waves(kernel)]
     return Picture(WIDTH, HEIGHT, kernel.finding, kernel.describe(), tuple(body))
 
 
@@ -54,13 +54,19 @@ def _map(kernel: Kernel) -> list[str]:
             top, room = y + (20 if named else 3), high - (24 if named else 6)
             body += [text(x + 7, y + 17, f"SM {sm + 1}", size=SMALL, fill=MUTED)] if named else []
             body += _lane_rows(
-                kernel, working[sm], x + 7, top, pitch, min(room / kernel.rows_of_lanes, 40), gap=pitch // 5 + 1
+                kernel, working[sm], x + 7, top, pitch, min(room / kernel.rows_of_lanes, 84), gap=pitch // 5 + 1
             )
         else:
             part = sum(working[sm]) / kernel.lanes * (high - 3)
             levels.append((x + 1.5, y + high - 1.5 - part, wide - 3, part))
     lay = [boxes(levels, fill=ORANGE), boxes(full, stroke=INK), *_without(empty)]
-    return [*lay, *body] if with_lanes else [*body, *lay]
+    drawn = [*lay, *body] if with_lanes else [*body, *lay]
+    for sm in range(kernel.sms):
+        tile = (MARGIN + sm % across * wide, MAP_TOP + sm // across * high, wide, high)
+        if sm + 1 == kernel.look:
+            drawn.append(rect(*tile).replace("/>", f' stroke="{VERMILLION}" stroke-width="3"/>'))
+        drawn.append(clickable(grasp(*tile), f"SM {sm + 1}", look=sm + 1))
+    return drawn
 
 
 def _fit(columns: int, tiles: int) -> float:
@@ -103,18 +109,20 @@ SLOT, SLOTS_ACROSS = 22.0, 16
 
 
 def _close_up(kernel: Kernel) -> list[str]:
-    """The first SM: its rows of lanes, and its resident warps, of which a few issue."""
-    warps = kernel.warps_on(0)
+    """The SM that is looked at: its rows of lanes, and its resident warps, of which a few issue."""
+    warps = kernel.warps_on(kernel.look - 1)
     states = [warp.state for warp in warps]
-    words = f"SM 1: {many(len(warps), 'resident warp')}, {count(kernel.rows_of_lanes, 'row')} of {WARP} lanes"
+    words = (
+        f"SM {kernel.look}: {many(len(warps), 'resident warp')}, {count(kernel.rows_of_lanes, 'row')} of {WARP} lanes"
+    )
     body = [
         text(CLOSE_LEFT, 14, words, weight="bold"),
         rect(CLOSE_LEFT, 24, RIGHT - CLOSE_LEFT, MAP_BOTTOM - 24, stroke=INK),
-        *_lane_rows(kernel, kernel.working[0], CLOSE_LEFT + 14, 30, 11, 16, gap=2),
+        *_lane_rows(kernel, kernel.working[kernel.look - 1], CLOSE_LEFT + 14, 30, 11, 16, gap=2),
     ]
     top = 34 + 16 * kernel.rows_of_lanes
-    low = MAP_BOTTOM - 30
-    high = min((low - top - 4) / -(-kernel.room // SLOTS_ACROSS) - 4, 56)
+    low = MAP_BOTTOM - 64
+    high = min((low - top - 4) / -(-kernel.room // SLOTS_ACROSS) - 4, 116)
     free: list[Box] = []
     waiting: list[Box] = []
     issuing: list[Box] = []
@@ -142,54 +150,26 @@ def _close_up(kernel: Kernel) -> list[str]:
         boxes(outlines, stroke=INK),
         boxes(issuing, fill=ORANGE, stroke=INK),
     ]
-    bottom = top + -(-kernel.room // SLOTS_ACROSS) * (high + 4)
-    if bottom + 24 < low:
-        pause = f"a wait of {count(kernel.wait, 'clock')}" if kernel.wait else "no wait"
-        body.append(text(CLOSE_LEFT + 14, bottom + 24, f"after each instruction {pause}", size=SMALL, fill=MUTED))
-    y = MAP_BOTTOM - 11
-    for x, fill, state in ((14, ORANGE, "issuing"), (130, SKY, "waiting"), (248, GREEN, "ready")):
-        sample = (CLOSE_LEFT + x, y - 11.0, 16.0, 12.0)
+    said = {
+        "issuing": (ORANGE, ": an instruction in this clock"),
+        "waiting": (SKY, f": the level shows how far, of {count(kernel.wait, 'clock')}"),
+        "ready": (GREEN, ": others have the lanes"),
+    }
+    for place, (state, (fill, meaning)) in enumerate(said.items()):
+        y = MAP_BOTTOM - 46 + 18 * place
+        sample = (CLOSE_LEFT + 14, y - 11.0, 16.0, 12.0)
         body += [boxes([sample], fill=fill, stroke=INK), *(_hollow([sample]) if state == "ready" else ())]
-        words = f"{states.count(state)} {state}"
-        body.append(text(CLOSE_LEFT + x + 22, y, words, size=SMALL, fill=MUTED))
-    body.append(boxes([(CLOSE_LEFT + 336, y - 5, 8, 0.8)], fill=MUTED))
-    body.append(text(CLOSE_LEFT + 350, y, "free", size=SMALL, fill=MUTED))
+        words = f"{states.count(state)} {state}{meaning}"
+        body.append(text(CLOSE_LEFT + 36, y, words, size=SMALL, fill=MUTED))
+    y = MAP_BOTTOM - 10
+    body.append(boxes([(CLOSE_LEFT + 290, y - 5, 8, 0.8)], fill=MUTED))
+    body.append(text(CLOSE_LEFT + 304, y, "free", size=SMALL, fill=MUTED))
     return body
 
 
 def _hollow(slots: Iterable[Box]) -> list[str]:
     """A second sign of the warps that are ready, beside their colour."""
     return [boxes(((x + wide / 2 - 3, y + high / 2 - 2, 6, 4) for x, y, wide, high in slots), fill=PAPER)]
-
-
-def _parts(kernel: Kernel) -> list[str]:
-    """Tensor cores, caches, memory, with a preset's figures."""
-    spec = kernel.spec
-    name, tensor = "memory, beside the chip", ["products of small matrices,", "not used by this kernel"]
-    memory = ["far away: a load takes", "hundreds of clocks"]
-    if spec and spec.tflops["fp16"] and spec.tflops["fp32"]:
-        tensor = [
-            f"fp16 peak {spec.tflops['fp16']:g} TFLOPS: {spec.tflops['fp16'] / spec.tflops['fp32']:.2g} ×",
-            f"that of the lanes, {spec.tflops['fp32']:g} (recorded)",
-        ]
-        name = f"memory: {spec.memory_gb} GB, {spec.bandwidth_gbps:,.0f} GB/s (recorded)"
-        memory = [
-            f"{duration(kernel.memory_seconds)} to read and write the tensor,",
-            f"{duration(kernel.instruction_seconds)} for one instruction on it (virtual)",
-        ]
-    parts = (
-        (MARGIN, 250.0, "tensor cores, in each SM", tensor),
-        (MARGIN + 262, 190.0, "caches: L1, L2", ["L1 is in each SM,", "L2 is shared by all"]),
-        (MARGIN + 464, RIGHT - MARGIN - 464, name, memory),
-    )
-    body = []
-    for x, wide, name, words in parts:
-        body.append(rect(x, PARTS_TOP, wide, 62, stroke=INK))
-        body.append(text(x + 8, PARTS_TOP + 18, name))
-        body += [text(x + 8, PARTS_TOP + 36 + 17 * i, row, size=SMALL, fill=MUTED) for i, row in enumerate(words)]
-    for x in (MARGIN + 250, MARGIN + 452):
-        body.append(line(x, PARTS_TOP + 31, x + 12, PARTS_TOP + 31, stroke=INK, width=4))
-    return body
 
 
 def _waves(kernel: Kernel) -> list[str]:
@@ -210,10 +190,15 @@ def _waves(kernel: Kernel) -> list[str]:
         body.append(bar(x, CHART_BOTTOM - busy, wide, busy, fill=ORANGE, hatched=True, stroke=""))
         body.append(line(x, CHART_TOP, x, CHART_BOTTOM, stroke=INK))
         blocks = f"wave {index + 1}: {many(wave.blocks, 'block')}"
-        name = next((name for name in (blocks, str(index + 1)) if length(name, SMALL) + 6 < wide), "")
+        whole = f"{blocks} in {kernel.places:,} places"
+        name = next((name for name in (whole, blocks, str(index + 1)) if length(name, SMALL) + 6 < wide), "")
         if name:
             body.append(text(x + wide / 2, CHART_BOTTOM + 16, name, size=SMALL, fill=MUTED, anchor="middle"))
     now = MARGIN + (kernel.clock + 0.5) * unit
-    body.append(line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=VERMILLION, width=3))
-    body.append(shape([(now - 6, CHART_TOP - 8), (now + 6, CHART_TOP - 8), (now, CHART_TOP + 2)], fill=VERMILLION))
-    return body
+    moment = [
+        grasp(now - 12, CHART_TOP - 8, 24, high + 10),
+        line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=VERMILLION, width=3),
+        shape([(now - 6, CHART_TOP - 8), (now + 6, CHART_TOP - 8), (now, CHART_TOP + 2)], fill=VERMILLION),
+    ]
+    grip = Grip("frame", MARGIN + unit / 2, RIGHT - unit / 2, 0, min(kernel.clocks, FRAMES) - 1)
+    return [*body, draggable("".join(moment), "Time in the kernel", grip)]

@@ -242,28 +242,42 @@ const MAKERS = { slider: makeSlider, play: makePlay, choice: makeChoice, flag: m
 // -- the picture: what can be grasped in it ------------------------------------------------------------------------
 
 // An element with data-drag="NAME" moves that control along x (or y, with data-axis), from data-from to data-to in the
-// picture's own coordinates, over data-low to data-high; data-set holds values that a click sets; data-add a command.
+// picture's own coordinates, over data-low to data-high, by data-step where the control's own step is too coarse; or
+// along data-track, points of x, y and value; data-set holds values that a click sets; data-add a command.
+// The value at the place on a track that is nearest to the pointer; between two points go equal factors.
+function nearest(track, { x, y }) {
+  let least = Infinity, value;
+  for (let i = 1; i < track.length; i++) {
+    const [left, top, from] = track[i - 1], [right, bottom, to] = track[i];
+    const dx = right - left, dy = bottom - top;
+    const share = Math.min(1, Math.max(0, ((x - left) * dx + (y - top) * dy) / (dx * dx + dy * dy || 1)));
+    const far = Math.hypot(left + share * dx - x, top + share * dy - y);
+    if (far < least) [least, value] = [far, from * (to / from) ** share];
+  }
+  return value;
+}
+
 function makePicture(controls, wire) {
   const node = make("div", { class: "gpulab-picture" });
   let held;
-  const place = (event, svg, axis) => {
-    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-    return axis === "y" ? point.y : point.x;
-  };
   const follow = (event) => {
     const svg = node.querySelector("svg");
     if (!svg) return;
-    for (const { control, axis, from, to, low, high, log } of held) {
-      const share = Math.min(1, Math.max(0, (place(event, svg, axis) - from) / (to - from)));
-      const value = log ? low * (high / low) ** share : low + share * (high - low);
-      control.set(control.scale.round(control.scale.log ? Number(value.toPrecision(2)) : value));
+    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    for (const { control, axis, from, to, low, high, log, step, track } of held) {
+      const { scale } = control;
+      const share = Math.min(1, Math.max(0, (point[axis] - from) / (to - from)));
+      const value = track ? nearest(track, point) : log ? low * (high / low) ** share : low + share * (high - low);
+      const fine = () => Number((Math.round(value / step) * step).toPrecision(12));
+      control.set(step ? Math.min(scale.high, Math.max(scale.low, fine()))
+        : scale.round(track || scale.log ? Number(value.toPrecision(2)) : value));
     }
   };
   const grips = (target) => target.dataset.drag.split(" ").map((name, i) => {
-    const part = (key) => Number(target.dataset[key].split(" ")[i]);
-    const word = (key) => target.dataset[key]?.split(" ")[i];
-    return { control: controls[name], axis: word("axis"), log: word("log") === "1",
-      from: part("from"), to: part("to"), low: part("low"), high: part("high") };
+    const part = (key) => Number(target.dataset[key]?.split(" ")[i]);
+    return { control: controls[name], axis: target.dataset.axis?.split(" ")[i], log: part("log"), step: part("step"),
+      from: part("from"), to: part("to"), low: part("low"), high: part("high"),
+      track: target.dataset.track?.split(" ").map((one) => one.split(",").map(Number)) };
   });
   const act = (target) => {
     if (target.dataset.set) {

@@ -6,12 +6,18 @@ The marks do nothing in a still picture; `front.js` gives them their cursor, rol
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
+from virtualgpu.pictures.svg import rect
+
 
 class Grip(NamedTuple):
-    """A control that follows the pointer: from `low` to `high`, between `start` and `end` in the picture's pixels."""
+    """A control that follows the pointer: from `low` to `high`, between `start` and `end` in the picture's pixels.
+
+    `step` is for a control whose own step is too coarse to follow.
+    """
 
     name: str
     start: float
@@ -20,6 +26,7 @@ class Grip(NamedTuple):
     high: float
     log: bool = False
     axis: str = "x"
+    step: float = 0.0
 
 
 def draggable(piece: str, label: str, *grips: Grip) -> str:
@@ -28,13 +35,20 @@ def draggable(piece: str, label: str, *grips: Grip) -> str:
         "drag": " ".join(grip.name for grip in grips),
         "from": " ".join(f"{grip.start:g}" for grip in grips),
         "to": " ".join(f"{grip.end:g}" for grip in grips),
-        "low": " ".join(f"{grip.low:g}" for grip in grips),
-        "high": " ".join(f"{grip.high:g}" for grip in grips),
+        "low": " ".join(f"{grip.low:.12g}" for grip in grips),
+        "high": " ".join(f"{grip.high:.12g}" for grip in grips),
         "log": " ".join(str(int(grip.log)) for grip in grips),
         "axis": " ".join(grip.axis for grip in grips),
+        "step": " ".join(f"{grip.step:g}" for grip in grips),
         "label": label,
     }
     return _marked(piece, marks)
+
+
+def on_track(piece: str, label: str, name: str, track: Iterable[tuple[float, float, float]]) -> str:
+    """`piece` moves the control `name` along a curve: points of x, y and its value there, equal factors between two."""
+    points = " ".join(f"{x:.1f},{y:.1f},{value:g}" for x, y, value in track)
+    return _marked(piece, {"drag": name, "track": points, "label": label})
 
 
 def clickable(piece: str, label: str, **values: Any) -> str:
@@ -45,6 +59,11 @@ def clickable(piece: str, label: str, **values: Any) -> str:
 def command(piece: str, label: str, name: str, words: str) -> str:
     """A click, Enter or the space bar on `piece` adds the command `words` to the script `name`."""
     return _marked(piece, {"add": json.dumps([name, words]), "label": label})
+
+
+def grasp(x: float, y: float, width: float, height: float) -> str:
+    """A rectangle that is not seen: room for a pointer around what is thin or hollow."""
+    return rect(x, y, width, height).replace("/>", ' pointer-events="all"/>')
 
 
 def named(piece: str, words: str) -> str:

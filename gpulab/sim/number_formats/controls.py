@@ -6,7 +6,7 @@ The controls; the numbers come from `model`, `picture` draws them.
 from __future__ import annotations
 
 from ..base.floats import FORMATS
-from ..base.simulator import Choice, Flag, Simulator, Slider
+from ..base.simulator import Choice, Flag, Simulator, Slider, State
 from .model import Number, share, simulate
 from .picture import draw
 
@@ -17,11 +17,29 @@ class NumberFormats(Simulator[Number]):
     """What 32, 19, 16 and 8 bits keep of a number, and of small updates to it."""
 
     controls = (
-        Slider("value", "Number", 1.0, 9.99, 1.0, step=0.01),
+        Slider("value", "Number", 0.1, 10.0, 1.0, step=0.01),
         Slider("exponent", "times 10 to the power", -46, 38, 0),
         Choice("format", "Format", {name: kind.name for name, kind in FORMATS.items()}, "bf16"),
         Choice("update", "Each update takes away", {part: share(part) for part in SHARES}, 0.001),
         Flag("negative", "Negative", False),
+    )
+    primary = ("value", "exponent", "update")
+    states = (
+        State(
+            "An update vanishes",
+            {"value": 1.0, "exponent": 0, "format": "bf16"},
+            "Below 1 the next bf16 number is 0.0039 away: a change of 0.001 is rounded back, a thousand times.",
+        ),
+        State(
+            "Too large",
+            {"value": 7.0, "exponent": 4, "format": "fp16"},
+            "fp16 has five bits of exponent and ends at 65504; bf16 has fp32's eight, and few digits.",
+        ),
+        State(
+            "Too small",
+            {"value": 1.0, "exponent": -8, "format": "fp16"},
+            "A small gradient is 0 in fp16, though not in bf16: loss scaling multiplies it before it is stored.",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

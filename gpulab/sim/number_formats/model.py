@@ -34,7 +34,8 @@ class Stored:
         if self.value == 0:
             return "underflow"
         error = self.value / self.asked - 1  # both are exact to 53 bits, a format has 24 or fewer
-        return "none" if self.value == self.asked else f"{'+' if error > 0 else '-'}{percent(abs(error))}"
+        # less comes of a number and a power of ten that are read together
+        return "none" if abs(error) < 2**-50 else f"{'+' if error > 0 else '-'}{percent(abs(error))}"
 
     @property
     def after(self) -> float:
@@ -55,6 +56,7 @@ class Number(Result):
     steps: int
     chosen: Stored
     all: tuple[Stored, ...]
+    exponent: int  # of the power of ten that it was given with
 
     @property
     def change(self) -> float:
@@ -128,7 +130,22 @@ def simulate(value: float, exponent: int, format: str, update: float, negative: 
         if kept not in paths:
             paths[kept] = walk(kept, kept.store(asked), -update * asked, steps)
         found.append(Stored(kind, asked, kind.store(asked), paths[kept]))
-    return Number(asked, update, steps, found[list(FORMATS).index(format)], tuple(found))
+    return Number(asked, update, steps, found[list(FORMATS).index(format)], tuple(found), exponent)
+
+
+def flipped(stored: Stored, bit: int) -> dict[str, float | int | bool] | None:
+    """What to ask for so that the stored value has this bit flipped, 0 the last of the mantissa; None for NaN.
+
+    There is no 0 and no inf to ask for: what is small enough becomes the one, what is too large the other.
+    """
+    kind = stored.format
+    value = kind.value(kind.code(stored.value) ^ 1 << bit)
+    if math.isnan(value):
+        return None
+    size = 2 * kind.largest if math.isinf(value) else abs(value) or 1e-46
+    decimals = (f"{size:.{digits}e}" for digits in range(17))
+    mantissa, _, power = next(d for d in decimals if float(d) == size).partition("e")
+    return {"value": float(mantissa), "exponent": int(power), "negative": math.copysign(1, value) < 0}
 
 
 def spacings(stored: Stored) -> tuple[float, float]:

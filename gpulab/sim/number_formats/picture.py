@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import (
-    BODY,
     MARGIN,
     SMALL,
     Picture,
@@ -22,14 +21,17 @@ from virtualgpu.pictures.svg import (
     text,
 )
 
-from ..base.floats import TF32, weight
-from .model import Number, Stored, show, spacings
+from ..base.floats import FORMATS, TF32, weight
+from ..base.scene import Scale
+from ..base.touch import Grip, clickable, draggable, grasp, named
+from .model import Number, Stored, flipped, show, spacings
 
-WIDTH, BODY_HEIGHT = 860.0, 438.0
-ROW, CELL = 24.0, 11.5
-NAME, SIGN, MANTISSA, VALUE, ERROR, AFTER = 34.0, 114.0, 230.0, 508.0, 632.0, 716.0
-LINE_TOP, LOWER_TOP = 174.0, 300.0
-FIELDS = (GREEN, ORANGE, SKY)
+WIDTH, BODY_HEIGHT = 860.0, 446.0
+ROW, CHOSEN_ROW, CELL = 23.0, 36.0, 15.0
+NAME, SIGN, MANTISSA, VALUE, ERROR, AFTER = 18.0, 92.0, 238.0, 588.0, 687.0, 768.0
+LINE_TOP, LOWER_TOP = 182.0, 308.0
+FIELDS = {"sign": GREEN, "exponent": ORANGE, "mantissa": SKY}
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def draw(number: Number) -> Picture:
@@ -39,71 +41,127 @@ def draw(number: Number) -> Picture:
 
 
 def _table(number: Number) -> list[str]:
-    heads = {"sign": SIGN - 14, "exponent": MANTISSA - 83, "mantissa": MANTISSA + 2}
-    heads |= {"stored": VALUE, "error": ERROR, "after updates": AFTER}
+    """A row for each format, which chooses it; the bits of the chosen one are switches."""
+    heads = {"sign": SIGN - 9, "exponent": MANTISSA - 75, "mantissa": MANTISSA}
+    heads |= {"stored": VALUE, "error": ERROR, "updated": AFTER}
     body = [text(x, 13, words, size=SMALL, fill=MUTED) for words, x in heads.items()]
-    for place, stored in enumerate(number.all):
-        top = 18 + place * ROW
-        base, bold = top + 17, "bold" if stored is number.chosen else ""
-        if stored is number.chosen:
-            body.append(rect(MARGIN - 6, top, WIDTH - 2 * MARGIN + 12, ROW, stroke=INK, radius=4))
-            body.append(shape([(MARGIN + 2, top + 6), (MARGIN + 11, top + 12), (MARGIN + 2, top + 18)], fill=INK))
-        body.append(text(NAME, base, stored.format.name, weight=bold))
+    top = 18.0
+    for name, stored in zip(FORMATS, number.all, strict=True):
+        chosen = stored is number.chosen
+        high = CHOSEN_ROW if chosen else ROW
+        base, bold = top + high / 2 + 5, "bold" if chosen else ""
+        after = "as fp32" if stored.format is TF32 else show(stored.after, 3)
+        words = [
+            rect(
+                MARGIN - 6,
+                top + 1,
+                WIDTH - 2 * MARGIN + 12,
+                high - 2,
+                fill=PAPER,
+                stroke=INK if chosen else "",
+                radius=4,
+            ),
+            text(NAME, base, stored.format.name, weight=bold, size=SMALL),
+            text(VALUE, base, show(stored.value), size=SMALL),
+            text(ERROR, base, stored.outcome, size=SMALL),
+            text(AFTER, base, after, size=SMALL),
+        ]
         fields = stored.format.fields(stored.value)
-        lefts = (SIGN, MANTISSA - 6 - CELL * len(fields[1]), MANTISSA)
-        for bits, left, colour in zip(fields, lefts, FIELDS, strict=True):
-            body += _cells(left, top + 2, bits, colour)
-        body.append(text(VALUE, base, show(stored.value), weight=bold))
-        body.append(text(ERROR, base, stored.outcome, size=SMALL))
-        after = "kept in fp32" if stored.format is TF32 else show(stored.after)
-        body.append(text(AFTER, base, after, weight=bold, size=SMALL if stored.format is TF32 else BODY))
+        lefts = (SIGN, MANTISSA - 5 - CELL * len(fields[1]), MANTISSA)
+        place = sum(map(len, fields))
+        bits = []
+        for bit_field, left, (field, colour) in zip(fields, lefts, FIELDS.items(), strict=True):
+            place -= len(bit_field)
+            bits += (
+                _switches(stored, left, top + 3, bit_field, field, place)
+                if chosen
+                else _cells(left, top + 2, bit_field, colour)
+            )
+        row = "".join(words if chosen else words + bits)
+        body.append(clickable(row, f"{stored.format.name}: {show(stored.value)}, error {stored.outcome}", format=name))
+        body += bits if chosen else []
+        top += high
     return body
 
 
 def _cells(x: float, y: float, bits: str, colour: str) -> list[str]:
     body = [rect(x, y, CELL * len(bits), ROW - 4, fill=colour, stroke=INK)]
     body += [line(x + CELL * i, y, x + CELL * i, y + ROW - 4) for i in range(1, len(bits))]
-    body.append(letters((x + CELL * (i + 0.5) for i in range(len(bits))), y + 15, "".join(bits)))
+    body.append(letters((x + CELL * (i + 0.5) for i in range(len(bits))), y + 14, "".join(bits)))
     return body
 
 
-CENTRE, GAP = WIDTH / 2, 150.0  # of the number line: the place of the stored value, the pixels of a spacing
+def _switches(stored: Stored, x: float, y: float, bits: str, field: str, place: int) -> list[str]:
+    """A cell for each bit, which a click flips; `place` is that of the last one in the whole number."""
+    body, high = [], CHOSEN_ROW - 6
+    for i, bit in enumerate(bits):
+        left, behind = x + CELL * i, len(bits) - 1 - i
+        drawn = rect(left, y, CELL, high, fill=FIELDS[field], stroke=INK)
+        drawn += text(left + CELL / 2, y + high / 2 + 5, bit, size=SMALL, anchor="middle", weight="bold")
+        worth = {"sign": "+ or -", "exponent": str(2**behind), "mantissa": f"1/{2 ** (i + 1)}"}[field]
+        values = flipped(stored, place + behind)
+        if values is None:
+            body.append(named(drawn, f"{field}, {worth}: flipped it would be NaN"))
+        else:
+            label = f"{field}, {worth}: now {bit}"
+            body.append(clickable(named(drawn, label), label, **values))
+    return body
+
+
+CENTRE, GAP = WIDTH / 2, 150.0  # of the number line, and the pixels of a spacing
 LEFT, RIGHT = MARGIN, WIDTH - MARGIN
+PAGE = 4  # spacings that one piece of the number line is for
+
+
+def _page(it: Stored) -> tuple[float, float, float]:
+    """The middle of the piece of the number line that holds the number, its spacing, and how far it goes towards 0.
+
+    The pieces stand still, so that a number can be dragged along one.
+    """
+    kind, asked = it.format, min(abs(it.asked), it.format.largest)
+    apart, towards = kind.spacing(asked), PAGE / 2
+    middle = round(asked / (PAGE * apart)) * PAGE * apart
+    if 0 < middle <= kind.largest and kind.spacing(middle) != middle - (kind.beside(middle)[0] or 0.0):
+        apart, towards = kind.spacing(middle), PAGE / 4  # a power of two: below it all is half as large
+    return middle, apart, towards * apart
 
 
 def _number_line(number: Number, top: float) -> list[str]:
     it = number.chosen
-    kind, outer = it.format, spacings(it)[1]
-    middle = max(-kind.largest, min(it.value, kind.largest))  # where inf is stored, the largest value
+    kind, sign = it.format, math.copysign(1, it.asked)
+    middle, apart, towards = _page(it)
+    reach = (RIGHT - LEFT) / 2 / GAP * apart
+    scale = Scale(LEFT, RIGHT, sign * middle - reach, sign * middle + reach)
+    at, here = scale.at, max(-kind.largest, min(it.value, kind.largest))  # where inf is stored, the largest value
     axis = top + 68
-
-    def at(value: float) -> float:
-        return min(max(CENTRE + (value - middle) / outer * GAP, LEFT), RIGHT)
-
     body = _captions(number, top)
     start, end = _basin(it)
-    zone = at(end) - at(start)
-    body.append(bar(at(start), axis - 11, zone, 22, fill=YELLOW, hatched=True, stroke=""))
+    body.append(bar(at(start), axis - 11, at(end) - at(start), 22, fill=YELLOW, hatched=True, stroke=""))
     body.append(line(LEFT, axis, RIGHT, axis))
-    ticks = [middle]
+    ticks = [here]
     for side in (0, 1):
-        value = kind.beside(middle)[side]
+        value = kind.beside(here)[side]
         while value is not None and LEFT < at(value) < RIGHT:
             ticks.append(value)
             value = kind.beside(value)[side]
     body += [line(at(value), axis - 9, at(value), axis + 9, width=2) for value in ticks]
-    body += _labels(it, middle, axis, at)
+    body += _labels(it, here, axis, at)
     if math.isinf(it.value):
         body.append(text((at(start) + at(end)) / 2, axis + 27, "stored as " + show(it.value), anchor="middle"))
     elif kind is not TF32:
-        body.append(line(CENTRE, axis - 25, CENTRE, axis - 15, stroke=VERMILLION, width=2))
-        body += _arrow(CENTRE, at(middle + number.change), axis - 20)
+        body.append(line(at(here), axis - 25, at(here), axis - 15, stroke=VERMILLION, width=2))
+        body += _arrow(at(here), at(here + number.change), axis - 20)
     x = at(it.asked)
     if x in (LEFT, RIGHT):  # off the line
         head = 9.0 if x == RIGHT else -9.0
         body.append(shape([(x, axis), (x - head, axis - 6), (x - head, axis + 6)], fill=INK))
         x -= 2 * head
-    return [*body, _diamond(x, axis)]
+    unit, over = 10.0**number.exponent, 0.1 * apart  # a little further, where the next piece begins
+    low, high = middle - towards - over, middle + PAGE / 2 * apart + over
+    step = 10.0 ** math.floor(math.log10(apart / unit / 16))
+    grip = Grip("value", at(sign * low), at(sign * high), low / unit, high / unit, step=step)
+    diamond = grasp(x - 12, axis - 12, 24, 24) + _diamond(x, axis, 9)
+    return [*body, draggable(diamond, "Number, along the number line", grip)]
 
 
 def _basin(it: Stored) -> tuple[float, float]:
@@ -119,7 +177,7 @@ def _basin(it: Stored) -> tuple[float, float]:
 
 def _captions(number: Number, top: float) -> list[str]:
     it, x = number.chosen, LEFT
-    words = f"the numbers of {it.format.name} here"
+    words = f"{it.format.name}’s bits: {_parts(it)}"
     body = [text(x, top + 13, words, size=SMALL, fill=MUTED)]
     x += length(words, SMALL) + 24
     words = f"asked for: {show(number.asked)}"
@@ -140,6 +198,16 @@ def _captions(number: Number, top: float) -> list[str]:
         *_arrow(*((LEFT, LEFT + 16) if number.change > 0 else (LEFT + 16, LEFT)), y),
         text(LEFT + 24, y + 4, words, size=SMALL),
     ]
+
+
+def _parts(it: Stored) -> str:
+    """The value as its three fields say it: sign, significand, power of two."""
+    if math.isinf(it.value):
+        return f"{show(it.value)}, as the exponent is all 1"
+    power = max(math.frexp(it.value)[1] - 1, 1 - it.format.bias) if it.value else 1 - it.format.bias
+    significand = math.ldexp(abs(it.value), -power)
+    sign = "-" if math.copysign(1, it.value) < 0 else "+"
+    return f"{sign}{show(significand, 8)} × 2{str(power).translate(RAISED)}"
 
 
 def _times(ratio: float) -> str:
@@ -163,26 +231,26 @@ def _arrow(x1: float, x2: float, y: float) -> list[str]:
     return body
 
 
-def _labels(it: Stored, middle: float, axis: float, at: Callable[[float], float]) -> list[str]:
-    """The values of the three ticks in the middle, and the distances between them."""
-    digits = 9 if it.format.mantissa > 16 else 6
-    body = [text(CENTRE, axis + 46, show(middle, digits), anchor="middle", weight="bold")]
-    for value in it.format.beside(middle):
-        if value is None:
+def _labels(it: Stored, here: float, axis: float, at: Callable[[float], float]) -> list[str]:
+    """The stored value and those beside it, and the distances between them."""
+    digits, middle = 9 if it.format.mantissa > 16 else 6, at(here)
+    body = [text(middle, axis + 46, show(here, digits), anchor="middle", weight="bold")]
+    for value in it.format.beside(here):
+        if value is None or at(value) in (LEFT, RIGHT):
             continue
-        x, apart = at(value), abs(value - middle)
-        near = abs(x - CENTRE) < GAP - 1  # half a spacing: the next smaller power of two begins here
-        anchor = "middle" if not near else "end" if x < CENTRE else "start"
+        x, apart = at(value), abs(value - here)
+        near = abs(x - middle) < GAP - 1  # half a spacing: the next smaller power of two begins here
+        anchor = "middle" if not near else "end" if x < middle else "start"
         body.append(text(x, axis + 46, show(value + 0.0, digits), anchor=anchor, size=SMALL))
         words = show(apart, 3) + ("" if near else " apart")
-        body.append(text((x + CENTRE) / 2, axis + 26, words, anchor="middle", size=SMALL, fill=MUTED))
+        body.append(text((x + middle) / 2, axis + 26, words, anchor="middle", size=SMALL, fill=MUTED))
         body.append(line(x, axis + 9, x, axis + 30, stroke=MUTED))
-    body.append(line(CENTRE, axis + 9, CENTRE, axis + 30, stroke=MUTED))
+    body.append(line(middle, axis + 9, middle, axis + 30, stroke=MUTED))
     return body
 
 
-def _diamond(x: float, y: float) -> str:
-    return shape([(x - 6, y), (x, y - 6), (x + 6, y), (x, y + 6)], fill=INK)
+def _diamond(x: float, y: float, r: float = 6) -> str:
+    return shape([(x - r, y), (x, y - r), (x + r, y), (x, y + r)], fill=INK)
 
 
 def _updates(number: Number, top: float) -> list[str]:
@@ -218,12 +286,12 @@ def _updates(number: Number, top: float) -> list[str]:
     return [*body, text(right, low + 18, f"{number.steps:,} updates", size=SMALL, fill=MUTED, anchor="end")]
 
 
+RANGE = Scale(552.0, RIGHT, 1e-46, 1e39, log=True)
+
+
 def _ranges(number: Number, top: float) -> list[str]:
-    names, left, lowest, highest = 464.0, 552.0, -46, 39
-
-    def at(value: float) -> float:
-        return left + (RIGHT - left) * (math.log10(value) - lowest) / (highest - lowest)
-
+    """From the smallest to the largest of each format; the number is dragged from one power of ten to the next."""
+    at, names = RANGE.at, 464.0
     body = [text(names, top + 13, "smallest to largest; hatched: subnormal", size=SMALL, fill=MUTED)]
     for place, stored in enumerate(number.all):
         kind, y = stored.format, top + 24 + 15 * place
@@ -232,8 +300,11 @@ def _ranges(number: Number, top: float) -> list[str]:
         body.append(bar(a, y, b - a, 11, fill=RULE, hatched=True, stroke=""))
         body.append(bar(b, y, c - b, 11, fill=PURPLE, stroke=""))
         body.append(rect(a, y, c - a, 11, stroke=INK))
-    x, low = at(abs(number.asked)), top + 24 + 15 * len(number.all)
-    body += [line(x, top + 20, x, low, width=2), _diamond(x, low)]
+    size, low = abs(number.asked), top + 24 + 15 * len(number.all)
+    x, beside = at(size), at(size / 10.0**number.exponent) - at(1)
+    grip = Grip("exponent", at(1e-46) + beside, at(1e38) + beside, -46, 38)
+    moved = grasp(x - 9, top + 20, 18, low - top - 14) + line(x, top + 20, x, low, width=2) + _diamond(x, low)
+    body.append(draggable(moved, "Power of ten, along all formats", grip))
     for power in (-40, -20, 0, 20):
         words = f"1e{power}" if power else "1"
         body.append(text(at(10.0**power), low + 18, words, size=SMALL, fill=MUTED, anchor="middle"))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from virtualgpu.gpus.specs import SHOWN
 
-from ..base.simulator import Choice, Play, Simulator, Slider
+from ..base.simulator import Choice, Play, Simulator, Slider, State
 from .model import (
+    MOST_AT_ONCE,
     MOST_LANES,
     TOY,
     WARP,
@@ -29,7 +30,7 @@ class Race(Simulator[Contest]):
             {TOY: "a toy: lanes below", **{name: f"{name}: {s.fp32_lanes:,} lanes" for name, s in SHOWN.items()}},
             TOY,
         ),
-        Slider("tasks", "Tasks", 1, 100_000, 128),
+        Slider("tasks", "Tasks", 1, MOST_AT_ONCE, 128, log=True),
         Slider("cores", "CPU cores", 1, 64, 8),
         Choice(
             "simd",
@@ -42,12 +43,30 @@ class Race(Simulator[Contest]):
             },
             1,
         ),
-        Slider("lanes", "GPU lanes", WARP, MOST_LANES, 256, step=WARP),
+        Slider("lanes", "GPU lanes", WARP, MOST_LANES, 256, step=WARP, log=True),
         Slider("ratio", "CPU clock / GPU clock", 1.0, 6.0, 3.0, step=0.1),
         Slider("kilobytes", "Data of a task", 0, 64, 1, unit="kB"),
         Slider("serial", "Serial share", 0, 50, 0, unit="%"),
         Slider("launch", "Launch", 0, 100, 10, unit="µs"),
         Play("time", "Time", 0, 100, 30, unit="%"),
+    )
+    primary = ("tasks", "simd", "time")
+    states = (
+        State(
+            "One lane each",
+            {"gpu": TOY, "tasks": 128, "simd": 1, "kilobytes": 1},
+            "As it is usually shown: eight cores, each with one of its 32 lanes, against 256 lanes of a GPU.",
+        ),
+        State(
+            "All CPU lanes",
+            {"gpu": TOY, "tasks": 128, "simd": 32, "kilobytes": 1},
+            "Eight cores are 256 lanes too, three times as fast, and nothing has to be copied to them.",
+        ),
+        State(
+            "A large GPU",
+            {"gpu": "A100-80", "tasks": 100_000, "simd": 32, "kilobytes": 0},
+            "6,912 lanes and enough to do, with the data on the GPU already: now it wins, from the crossing on.",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from virtualgpu.gpus.specs import SPECS
 
 from ..base.controls import Sizes
-from ..base.simulator import Choice, Flag, Simulator
+from ..base.simulator import Choice, Flag, Simulator, State
 from .model import DTYPES, OPERATIONS, Roofs, simulate
 from .picture import draw
 
@@ -26,6 +26,24 @@ class Roofline(Simulator[Roofs]):
         Sizes("columns", "Columns: outputs, width", 64, 16384, 4096, stops=STOPS[STOPS.index(64) :]),
         Sizes("depth", "Depth: inputs", 16, 16384, 4096, stops=STOPS[STOPS.index(16) :]),
         Flag("channels_last", "Convolution: channels last", False),
+    )
+    primary = ("gpu", "dtype", "rows")
+    states = (
+        State(
+            "One row",
+            {"op": "matmul", "rows": 1},
+            "One token of a chat model: every weight is read for two operations, and the lanes wait.",
+        ),
+        State(
+            "A batch",
+            {"op": "matmul", "rows": 4096},
+            "The same weights for 4,096 rows: the square is under the flat roof, and only arithmetic counts.",
+        ),
+        State(
+            "Elementwise",
+            {"op": "gelu", "rows": 4096},
+            "A GELU does five operations on each number it moves: no size brings it to the flat roof.",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

@@ -6,7 +6,7 @@ gradients kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from virtualgpu.clock import rates, work
@@ -30,6 +30,8 @@ WINDOW = 3
 # Operations per element, counted by hand: layer norm's mean 1, variance 3, normalising 2, scale and shift 2; GELU's
 # two products, one sum, one halving, and erf as one. The clock leaves them out: they never decide.
 BY_HAND = {"layer_norm": 8, "gelu": 5}
+ROWS = tuple(2**i for i in range(15))  # at which the selected operation is looked at too
+VERDICTS = {"arithmetic": "bound by arithmetic", "memory": "bound by memory", "least time": "too small to measure"}
 # What attention returns beside its result: a state of the random numbers, and flash attention's sums by row.
 STATE, FLASH_STATE = 16, 24
 RECORDED, VIRTUAL = "recorded: data sheet", "virtual"
@@ -76,6 +78,11 @@ class Operation:
             return "least time"
         return "arithmetic" if self.arithmetic > self.memory else "memory"
 
+    @property
+    def verdict(self) -> str:
+        """The same in words."""
+        return VERDICTS[self.bound]
+
 
 @dataclass(frozen=True)
 class Roofs(Result):
@@ -84,7 +91,9 @@ class Roofs(Result):
     gpu: str
     dtype: str
     selected: str
+    size: int  # its rows
     operations: Mapping[str, Operation]
+    by_rows: Mapping[int, Operation]  # the selected one with fewer and more rows, and with its own
 
     @property
     def operation(self) -> Operation:
@@ -180,7 +189,7 @@ class Roofs(Result):
             (f"balance of the {self.gpu}, as reached", f"{digits(self.balance)} FLOP per byte", VIRTUAL),
             ("balance by its data sheet", f"{digits(self.sheet_balance)} FLOP per byte", RECORDED),
             ("time", duration(op.seconds), f"{VIRTUAL}: {self.rates.source}"),
-            ("bound by", op.bound, VIRTUAL),
+            ("waits for", op.verdict, VIRTUAL),
             ("reached", rate(op.rate), VIRTUAL),
             (f"{DTYPES[self.peak_dtype]} peak", rate(self.peak), RECORDED),
             (f"{kind}, large products reach", rate(self.reached), VIRTUAL),
@@ -194,7 +203,7 @@ class Roofs(Result):
         if op.kernels > 1:
             found.append(("kernels", f"{op.kernels}, as nothing fused takes {kind} on a {self.gpu}", VIRTUAL))
         found += [
-            (other.words, f"{duration(other.seconds)}, bound by {other.bound}", VIRTUAL)
+            (other.words, f"{duration(other.seconds)}, {other.verdict}", VIRTUAL)
             for other in self.operations.values()
             if other is not op
         ]
@@ -211,13 +220,15 @@ def simulate(gpu: str, dtype: str, op: str, rows: int, columns: int, depth: int,
     reached = rates.rates_of(gpu)
     width = 4 if dtype in ("fp32", "tf32") else 2
     used = "fp32" if dtype == "tf32" and not SPECS[gpu].has("tf32") else dtype
-    found = (
-        _product(reached, used, width, rows, columns, depth),
-        *(_elementwise(reached, name, width, rows, columns) for name in ("layer_norm", "gelu")),
-        _attention(SPECS[gpu], reached, used, width, rows, heads(columns)),
-        _convolution(reached, used, width, rows, columns, depth, channels_last),
-    )
-    return Roofs(gpu, dtype, op, {operation.name: operation for operation in found})
+    makers: dict[str, Callable[[int], Operation]] = {
+        "matmul": lambda rows: _product(reached, used, width, rows, columns, depth),
+        "layer_norm": lambda rows: _elementwise(reached, "layer_norm", width, rows, columns),
+        "gelu": lambda rows: _elementwise(reached, "gelu", width, rows, columns),
+        "attention": lambda rows: _attention(SPECS[gpu], reached, used, width, rows, heads(columns)),
+        "conv": lambda rows: _convolution(reached, used, width, rows, columns, depth, channels_last),
+    }
+    by_rows = {number: makers[op](number) for number in sorted({*ROWS, rows})}
+    return Roofs(gpu, dtype, op, rows, {name: make(rows) for name, make in makers.items()}, by_rows)
 
 
 def heads(columns: int) -> int:

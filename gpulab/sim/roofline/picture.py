@@ -5,35 +5,32 @@ Both axes are logarithmic. Times are those of the virtual GPU's clock.
 
 from __future__ import annotations
 
-import math
-
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, polyline, rect, shape, text, wrap
 
+from ..base.scene import Scale
+from ..base.touch import clickable, grasp, named, on_track
 from ..base.words import duration, many, percent
-from .model import DTYPES, Roofs, rate
+from .model import DTYPES, Operation, Roofs, rate
 
 WIDTH, HEIGHT = 860.0, 446.0
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 556.0, 58.0, 398.0  # of the plot
 PANEL = 588.0
-LEAST_X, MOST_X = 0.1, 20_000.0  # operations per byte
-LEAST_Y, MOST_Y = 1e10, 2e16  # operations per second
+INTENSITIES = Scale(LEFT, RIGHT, 0.1, 20_000.0, log=True)  # operations per byte
+SIZE = {"attention": "token", "conv": "pixel"}  # what the rows are
 
 
 def draw(result: Roofs) -> Picture:
     """The roofs and the operations below them on the left, the operations' times on the right."""
-    body = (*_legend(result), *_axes(), *_roofs(result), *_points(result), *_panel(result))
+    rates = _rates(result)
+    body = (*_legend(result), *_axes(rates), *_roofs(result, rates), *_points(result, rates), *_panel(result))
     return Picture(WIDTH, HEIGHT, result.finding, result.describe(), body)
 
 
-def _x(intensity: float) -> float:
-    part = math.log(min(max(intensity, LEAST_X), MOST_X) / LEAST_X) / math.log(MOST_X / LEAST_X)
-    return LEFT + (RIGHT - LEFT) * part
-
-
-def _y(per_second: float) -> float:
-    part = math.log(min(max(per_second, LEAST_Y), MOST_Y) / LEAST_Y) / math.log(MOST_Y / LEAST_Y)
-    return BOTTOM - (BOTTOM - TOP) * part
+def _rates(result: Roofs) -> Scale:
+    """Operations per second: from below the slope's lower end to above the GPU's highest roof, in any dtype."""
+    low = INTENSITIES.low * result.rates.memory_rate / 3
+    return Scale(BOTTOM, TOP, low, 3e12 * max(result.spec.tflops[dtype] or 0 for dtype in DTYPES), log=True)
 
 
 def _legend(result: Roofs) -> list[str]:
@@ -48,67 +45,78 @@ def _legend(result: Roofs) -> list[str]:
     ]
 
 
-def _axes() -> list[str]:
+def _axes(rates: Scale) -> list[str]:
     body = [rect(LEFT, TOP, RIGHT - LEFT, BOTTOM - TOP, stroke=RULE)]
-    for power in range(-1, 5):
-        x = _x(10.0**power)
-        if LEFT < x < RIGHT:
-            body.append(line(x, TOP, x, BOTTOM, stroke=RULE))
-        body.append(text(x, BOTTOM + 17, f"{10.0**power:g}", size=SMALL, fill=MUTED, anchor="middle"))
-    for power in range(10, 17):
-        y = _y(10.0**power)
-        if y < BOTTOM:
-            body.append(line(LEFT, y, RIGHT, y, stroke=RULE))
-        body.append(text(LEFT - 7, y + 5, f"{10.0 ** (power - 12):g}", size=SMALL, fill=MUTED, anchor="end"))
+    for value in INTENSITIES.decades():
+        x = INTENSITIES.at(value)
+        body += [
+            line(x, TOP, x, BOTTOM, stroke=RULE),
+            text(x, BOTTOM + 17, f"{value:,g}", size=SMALL, fill=MUTED, anchor="middle"),
+        ]
+    for value in rates.decades():
+        y = rates.at(value)
+        body += [
+            line(LEFT, y, RIGHT, y, stroke=RULE),
+            text(LEFT - 7, y + 5, f"{value / 1e12:,g}", size=SMALL, fill=MUTED, anchor="end"),
+        ]
     body.append(text(MARGIN, TOP - 6, "TFLOP/s", size=SMALL, fill=MUTED))
     words = "intensity: operations for each byte read or written"
     body.append(text((LEFT + RIGHT) / 2, BOTTOM + 36, words, size=SMALL, fill=MUTED, anchor="middle"))
     return body
 
 
-def _roofs(result: Roofs) -> list[str]:
+def _roofs(result: Roofs, rates: Scale) -> list[str]:
     body = []
-    ridge = _x(result.balance)
+    ridge = INTENSITIES.at(result.balance)
     for peak, bandwidth, stroke, width, dash in (
         (result.peak, result.spec.bandwidth_gbps * 1e9, MUTED, 2.0, "6 4"),
         (result.reached, result.rates.memory_rate, INK, 3.0, ""),
     ):
-        points = [(LEAST_X, LEAST_X * bandwidth), (peak / bandwidth, peak), (MOST_X, peak)]
-        body.append(polyline([(_x(x), _y(y)) for x, y in points], stroke=stroke, width=width, dash=dash))
-    body.append(line(ridge, _y(result.reached), ridge, BOTTOM, stroke=MUTED, dash="2 4"))
-    body.append(text((LEFT + ridge) / 2, BOTTOM - 22, "memory-bound", size=SMALL, fill=MUTED, anchor="middle"))
-    words = "compute-bound"
-    body.append(text((RIGHT + ridge) / 2, BOTTOM - 22, words, size=SMALL, fill=MUTED, anchor="middle"))
+        turns = (INTENSITIES.low, peak / bandwidth, INTENSITIES.high)
+        points = [(INTENSITIES.at(x), rates.at(min(peak, x * bandwidth))) for x in turns]
+        body.append(polyline(points, stroke=stroke, width=width, dash=dash))
+    body.append(line(ridge, rates.at(result.reached), ridge, BOTTOM, stroke=MUTED, dash="2 4"))
+    for words, edge in (("memory-bound", LEFT), ("compute-bound", RIGHT)):
+        body.append(text((edge + ridge) / 2, BOTTOM - 44, words, size=SMALL, fill=MUTED, anchor="middle"))
     return body
 
 
-def _points(result: Roofs) -> list[str]:
+def _points(result: Roofs, rates: Scale) -> list[str]:
+    """A sign for each operation; the chosen one lies on its track, over all numbers of rows, and is dragged along."""
     body = []
-    chosen = result.operation
-    for op in (*(other for other in result.operations.values() if other is not chosen), chosen):
-        x, y = _x(op.intensity), _y(op.rate)
-        if op is chosen:
-            roof = _y(min(result.reached, op.intensity * result.rates.memory_rate))
-            body.append(line(x, roof, x, max(y, roof), stroke=ORANGE, width=3))
-        body.append(_marker(op.name, x, y, chosen=op is chosen))
-    return [*_label(result), *body]
+    chosen, size = result.operation, SIZE.get(result.selected, "row")
+    for op in result.operations.values():
+        if op is not chosen:
+            body.append(named(_point(op, rates), f"{op.words}: {rate(op.rate)}"))
+    track = [(INTENSITIES.at(op.intensity), rates.at(op.rate), rows) for rows, op in result.by_rows.items()]
+    body.append(polyline([(x, y) for x, y, _ in track], stroke=ORANGE, width=3))
+    x, y = INTENSITIES.at(chosen.intensity), rates.at(chosen.rate)
+    grip = grasp(x - 14, y - 14, 28, 28) + _point(chosen, rates, chosen=True)
+    label = f"{size.capitalize()}s of the {chosen.words}: drag it along its line"
+    return [*body, *_label(result, rates, many(result.size, size)), on_track(grip, label, "rows", track)]
 
 
-def _label(result: Roofs) -> list[str]:
+def _point(op: Operation, rates: Scale, *, chosen: bool = False) -> str:
+    """Its sign; on the plot's lower edge, with an arrow down, if its rate lies below."""
+    x, y = INTENSITIES.at(op.intensity), rates.at(op.rate)
+    if op.rate >= rates.low:
+        return _marker(op.name, x, y, chosen=chosen)
+    return shape([(x - 6, y - 8), (x + 6, y - 8), (x, y)], fill=INK) + _marker(op.name, x, y - 18, chosen=chosen)
+
+
+def _label(result: Roofs, rates: Scale, size: str) -> list[str]:
     """The chosen operation's rate, above the roofs, where nothing else is."""
     op = result.operation
-    words = f"{op.words}: {rate(op.rate)}" + (" (below)" if op.rate < LEAST_Y else "")
-    x, wide = _x(op.intensity), length(words, bold=True)
+    words = f"{op.words}, {size}: {rate(op.rate)}" + (" (below)" if op.rate < rates.low else "")
+    x, wide = INTENSITIES.at(op.intensity), length(words, bold=True)
     at = min(max(x - wide / 2, LEFT + 6), RIGHT - 6 - wide)
-    y = _roof(result, at + wide) - 12
-    top = max(_y(op.rate), _roof(result, x))
-    return [line(x, y + 4, x, min(top, BOTTOM), stroke=MUTED), text(at, y, words, weight="bold")]
 
+    def roof(x: float) -> float:
+        return rates.at(min(result.peak, INTENSITIES.value(x) * result.spec.bandwidth_gbps * 1e9))
 
-def _roof(result: Roofs, x: float) -> float:
-    """Where the upper roof is at `x`, both in pixels."""
-    intensity = LEAST_X * (MOST_X / LEAST_X) ** ((x - LEFT) / (RIGHT - LEFT))
-    return _y(min(result.peak, intensity * result.spec.bandwidth_gbps * 1e9))
+    y = roof(at + wide) - 12
+    bottom = max(rates.at(op.rate), roof(x))
+    return [line(x, y + 4, x, min(bottom, BOTTOM), stroke=MUTED), text(at, y, words, weight="bold", halo=True)]
 
 
 def _marker(name: str, x: float, y: float, *, chosen: bool) -> str:
@@ -135,12 +143,15 @@ def _panel(result: Roofs) -> list[str]:
     for place, op in enumerate(result.operations.values()):
         top = 26 + place * 42
         chosen = op is result.operation
-        if chosen:
-            body.append(rect(PANEL - 6, top, WIDTH - MARGIN - PANEL + 12, 40, fill="none", stroke=INK, radius=4))
-        body.append(_marker(op.name, PANEL + 10, top + 20, chosen=chosen))
-        body.append(text(PANEL + 28, top + 16, op.words, weight="bold" if chosen else ""))
-        body.append(text(WIDTH - MARGIN, top + 16, duration(op.seconds), anchor="end", weight="bold"))
-        body.append(text(PANEL + 28, top + 34, f"bound by {op.bound}", size=SMALL, fill=MUTED))
+        outline = INK if chosen else PAPER
+        row = (
+            rect(PANEL - 6, top, WIDTH - MARGIN - PANEL + 12, 40, fill=PAPER, stroke=outline, radius=4),
+            _marker(op.name, PANEL + 10, top + 20, chosen=chosen),
+            text(PANEL + 28, top + 16, op.words, weight="bold" if chosen else ""),
+            text(WIDTH - MARGIN, top + 16, duration(op.seconds), anchor="end", weight="bold"),
+            text(PANEL + 28, top + 34, op.verdict, size=SMALL, fill=MUTED),
+        )
+        body.append(clickable("".join(row), f"{op.words}: {op.verdict}", op=op.name))
     return body + _times(result, 256)
 
 

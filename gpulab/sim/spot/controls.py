@@ -5,7 +5,7 @@ The times are those of `model`; `result` adds prices, `picture` draws the one pl
 
 from __future__ import annotations
 
-from ..base.simulator import Simulator, Slider
+from ..base.simulator import Simulator, Slider, State
 from .picture import draw
 from .result import LONGEST_INTERVAL, Run, simulate
 
@@ -15,12 +15,28 @@ class Spot(Simulator[Run]):
 
     controls = (
         Slider("work", "Work", 10, 500, 100, unit="h"),
-        Slider("checkpoint", "Writing a checkpoint", 1, 1800, 120, unit="s"),
-        Slider("interval", "Checkpoint every", 1, LONGEST_INTERVAL, 240, unit="min"),
-        Slider("between", "Interrupted every", 1, 100, 8, unit="h"),
+        Slider("checkpoint", "Writing a checkpoint", 1, 1800, 120, unit="s", log=True),
+        Slider("interval", "Checkpoint every", 1, LONGEST_INTERVAL, 240, unit="min", log=True),
+        Slider("between", "Interrupted every", 1, 100, 8, unit="h", log=True),
         Slider("restart", "Restart", 0, 120, 10, unit="min"),
         Slider("price", "On demand", 0.5, 100.0, 12.0, unit="$/h", step=0.5),
         Slider("discount", "Spot is cheaper by", 0, 95, 65, unit="%"),
+    )
+    primary = ("interval", "checkpoint", "between")
+    states = (
+        State(
+            "Too rarely", {"interval": 240}, "Every interruption throws away two hours on average: orange is lost work."
+        ),
+        State(
+            "Too often",
+            {"interval": 5},
+            "Hardly anything is lost now, but every fifth or sixth minute goes into writing.",
+        ),
+        State(
+            "The best",
+            {"interval": 44},
+            "Writing and losing cost about the same; twice or half of it is nearly as good.",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

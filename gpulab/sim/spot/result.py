@@ -72,6 +72,21 @@ class Run(Result):
     def best_hours(self) -> float:
         return self.plan.time(self.best).mean
 
+    @cached_property
+    def by_formula(self) -> bool:
+        """Whether Young's interval is as good as the best. It is to first order, for checkpoints that are short
+        against the time between interruptions."""
+        return self.plan.time(self.young).mean <= 1.02 * self.best_hours
+
+    @property
+    def advised(self) -> float:
+        """The interval that is shown as the best: Young's, which one can work out, where it is as good."""
+        return self.young if self.by_formula else self.best
+
+    @property
+    def advised_hours(self) -> float:
+        return self.plan.time(self.advised).mean
+
     @property
     def spot_price(self) -> float:
         return self.price * (1 - self.discount)
@@ -85,6 +100,10 @@ class Run(Result):
         return self.best_hours * self.spot_price
 
     @property
+    def advised_cost(self) -> float:
+        return self.advised_hours * self.spot_price
+
+    @property
     def cost_on_demand(self) -> float:
         """Without interruptions, and so without checkpoints."""
         return self.plan.work * self.price
@@ -92,10 +111,8 @@ class Run(Result):
     @property
     def finding(self) -> str:
         every = f"A checkpoint every {span(self.interval)}"
-        by_formula = self.plan.time(self.young).mean
-        better = f"{span(self.young)} = √(2 · {span(self.plan.checkpoint)} · {span(self.plan.between)})"
-        if by_formula > 1.02 * self.best_hours:  # it is to first order, for checkpoints short against `between`
-            better, by_formula = span(self.best), self.best_hours
+        root = f" = √(2 · {span(self.plan.checkpoint)} · {span(self.plan.between)})"
+        better = span(self.advised) + root * self.by_formula
         if self.hours <= 1.02 * self.best_hours:
             saved = 1 - self.cost / self.cost_on_demand
             cheap = f"{percent(saved)} less than" if saved > 0 else f"{percent(-saved)} more than"
@@ -104,7 +121,7 @@ class Run(Result):
             return f"{every} is near the best, {better}: {spent}"
         writing, _, lost = self.plan.extra(self.interval)
         why = f"spends {span(writing)} writing" if self.interval < self.best else f"loses {span(lost)} of work"
-        takes = f"{span(self.plan.work)} of work take {span(by_formula)}, not {span(self.hours)}"
+        takes = f"{span(self.plan.work)} of work take {span(self.advised_hours)}, not {span(self.hours)}"
         return f"{every} {why}; every {better}, {takes}"
 
     def rows(self) -> list[Row]:
