@@ -28,7 +28,7 @@ class Pipeline(Simulator[Feed]):
         Flag("non_blocking", "non_blocking copies", False),
         Flag("side", "Copies in a side stream", False),
         Slider("compute", "Computing a step", 1, 200, 25, unit="ms"),
-        Play("moment", "Moment", 0, 100, 100, unit="% of the run"),
+        Play("moment", "Moment", 0, 100, 100, unit="%"),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)
