@@ -212,5 +212,6 @@ def _readouts(queue: Queue) -> list[str]:
     )
     for row, (name, value) in enumerate(found):
         base = BELOW + 23 + row * 23
-        body += [text(left, base, name), text(side, base, value, anchor="end", weight="bold" if name else "")]
+        body += [text(left, base, name)] if name else []
+        body += [text(side, base, value, anchor="end", weight="bold" if name else "")] if value else []
     return body
