@@ -196,7 +196,7 @@ def _over_workers(feed: Feed) -> list[str]:
 
 def _buys(feed: Feed) -> list[str]:
     """What each choice does, against the same loop without it: each row is its switch."""
-    left = 420.0
+    left = 418.0
     body = [text(left, BELOW, f"a step of {duration(feed.step)}: each choice alone (virtual)", size=SMALL, fill=MUTED)]
     for row, change in enumerate(feed.changes):
         base = BELOW + 25 + row * 22
@@ -211,7 +211,7 @@ def _buys(feed: Feed) -> list[str]:
                 getattr(feed.work, change.control),
                 RULE if nothing else GREEN if change.seconds < 0 else VERMILLION,
             ),
-            text(left + 36, base, change.name, weight=weight),
+            text(left + 34, base, change.name, weight=weight),
             text(SIDE, base, words, anchor="end", weight=weight),
         )
         body.append(clickable("".join(drawn), f"{change.name}: {words}", **{change.control: change.other}))
