@@ -12,7 +12,7 @@ from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, li
 
 from ..base.lanes import Axis, cursor, playhead, round_step
 from ..base.touch import Grip, draggable
-from ..base.words import count, duration, percent, size
+from ..base.words import duration, percent, size
 from .model import (
     CATEGORIES,
     FRAMES,
