@@ -143,8 +143,8 @@ def _labels(feed: Feed) -> list[str]:
         body.append(text(SIDE, READY + 17, f"of {most}", size=SMALL, anchor="end", fill=MUTED))
         body.append(text(SIDE, middle + 5, percent(feed.loading), anchor="end", weight="bold"))
     else:
-        words = "the main process loads every batch itself"
-        body.append(text((LEFT + RIGHT) / 2, middle + 5, words, anchor="middle", halo=True))
+        words = "none: the main process loads"
+        body.append(text(LEFT + 8, middle + 5, words, halo=True))
         body.append(text(SIDE, MAIN + 17, percent(feed.loading + feed.pinning), anchor="end", weight="bold"))
     if work.pinned and work.workers:
         body.append(text(SIDE, PIN + 12, percent(feed.pinning), anchor="end", weight="bold"))
