@@ -6,10 +6,11 @@ import pytest
 
 import gpulab
 from gpulab.sim.accumulation.controls import Accumulation
-from gpulab.sim.accumulation.model import _toy, simulate, training_bytes
-from gpulab.sim.accumulation.picture import draw
+from gpulab.sim.accumulation.model import MOST_STEPS, _toy, simulate, training_bytes
+from gpulab.sim.accumulation.picture import BAR_LEFT, BAR_RIGHT, DECADE, ERROR, STRIP_MOST, draw
+from virtualgpu.pictures import style, svg
 
-from . import states
+from . import hands, states
 
 whole_range = states.whole_range(Accumulation)
 
@@ -49,6 +50,12 @@ class TestByHand:
         assert last.error == pytest.approx(math.dist(mean_of_means, true) / math.hypot(*true))
         assert last.error > 0.01
         assert "the short micro-batch puts the last one" in epoch.finding
+
+    def test_a_last_window_that_is_short_and_ends_with_a_short_micro_batch_has_both_problems(self):
+        epoch = simulate(**DEFAULT | {"samples": 108})
+        assert epoch.windows[-1].scale == 0.5
+        assert epoch.windows[-1].uneven == simulate(**DEFAULT | {"samples": 108, "divide": "window"}).windows[-1].error
+        assert epoch.finding.endswith("the last one is scaled by 2/4, and weighs its short micro-batch as a full one")
 
     def test_one_sample_left_over(self):
         epoch = simulate(**DEFAULT | {"samples": 97, "last": "drop"})
@@ -172,6 +179,12 @@ class TestOverTheWholeRange:
                 off.append(grad - true[-1])
             exact = math.sqrt(sum(x * x for x in off) / sum(x * x for x in true))
             assert window.error == pytest.approx(exact, abs=1e-11)
+            grads = [g + t for g, t in zip(off, true, strict=True)]
+            scale = Fraction(len(micros), part) if values["divide"] == "steps" else 1
+            exact_uneven = math.sqrt(
+                sum((g / scale - t) ** 2 for g, t in zip(grads, true, strict=True)) / sum(x * x for x in true)
+            )
+            assert window.uneven == pytest.approx(exact_uneven, abs=1e-11)
             assert (window.error == 0) == (exact < 5e-13)
 
     @whole_range
@@ -229,6 +242,60 @@ class TestPicture:
         sim = gpulab.sim.accumulation()
         assert "scaled by 1/4" in sim.picture.title
         assert "75%" in sim.svg()
+
+
+class TestStates:
+    def test_each_makes_its_point(self):
+        short, unequal, exact = (Accumulation(**state.values).result for state in Accumulation.states)
+        assert [window.error for window in short.windows] == [0, 0, 0, 0.75]
+        assert short.windows[-1].uneven == 0
+        assert short.finding.endswith("the last one is scaled by 1/4")
+        assert all(0.01 < window.error == window.uneven < 0.1 for window in unequal.windows[:3])
+        assert "the mean of means is up to 7.3% off" in unequal.finding
+        assert exact.worst_error == 0
+        assert exact.finding.endswith("each is the true mean gradient")
+        assert Accumulation.states[0].values.items() <= DEFAULT.items()  # it opens with it
+
+
+class TestTouched:
+    @pytest.mark.parametrize(
+        ("samples", "batch", "steps"), [(100, 8, 4), (100, 8, 13), (16, 8, 1), (512, 1, 32), (64, 1, 7)]
+    )
+    def test_the_end_of_the_first_window_is_dragged(self, samples, batch, steps):
+        picture = Accumulation(samples=samples, batch=batch, steps=steps).picture
+        grip = hands.grip(picture, "steps")
+        micro_batches = math.ceil(samples / batch)
+        assert (grip.low, grip.high) == (1, min(MOST_STEPS, micro_batches))
+        wide = (BAR_RIGHT - BAR_LEFT) / min(micro_batches, STRIP_MOST)
+        assert grip.at(steps) == pytest.approx(BAR_LEFT + steps * wide, abs=0.01)
+        assert f'<circle cx="{svg.num(grip.at(steps))}"' in "".join(picture.body)
+
+    def test_a_single_micro_batch_has_no_other_window(self):
+        with pytest.raises(ValueError, match="not enough values"):
+            hands.grip(Accumulation(samples=16, batch=64, steps=1).picture, "steps")
+
+    def test_a_window_tells_what_is_in_it(self):
+        names = hands.names(Accumulation().picture)
+        assert names[0] == "4 micro-batches of 8, 8, 8, 8: 32 samples; .grad is 0% off"
+        assert names[3] == "1 micro-batch of 4: 4 samples; .grad is 75% off"
+        assert hands.names(Accumulation(last="drop").picture)[3].endswith("no step follows")
+        assert "32 samples with 2,408 tokens" in hands.names(Accumulation(tokens=True).picture)[0]
+
+
+class TestErrorScale:
+    def test_a_factor_of_ten_is_one_way_for_both_problems_in_their_colours(self):
+        both = Accumulation(samples=108).picture  # two micro-batches of four, the second of half the size
+        scaled, uneven = marks(both, style.ORANGE), marks(both, style.VERMILLION)
+        window = simulate(**DEFAULT | {"samples": 108}).windows[-1]
+        assert scaled == [pytest.approx(ERROR + DECADE * (3 + math.log10(0.5)), abs=0.1)]
+        assert uneven == [pytest.approx(ERROR + DECADE * (3 + math.log10(window.uneven)), abs=0.1)]
+        assert not marks(Accumulation(divide="items").picture, style.ORANGE)
+
+
+def marks(picture, colour):
+    """Where the lines of errors in this colour end."""
+    found = ET.fromstring(picture.inner()).iter("{http://www.w3.org/2000/svg}line")
+    return [float(line.get("x2")) for line in found if line.get("stroke") == colour and float(line.get("x1")) == ERROR]
 
 
 class TestBadValues:

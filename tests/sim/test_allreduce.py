@@ -24,12 +24,13 @@ from gpulab.sim.allreduce.model import (
     sends,
     sent_bytes,
 )
-from gpulab.sim.allreduce.picture import draw
+from gpulab.sim.allreduce.picture import CENTRE, LEFT, MIDDLE, RIGHT, draw
 from gpulab.sim.allreduce.result import FRAMES, simulate
 from gpulab.sim.base.simulator import Flag, Slider
 from virtualgpu.gpus.specs import SPECS
+from virtualgpu.pictures import svg
 
-from . import states
+from . import hands, states
 
 MIB = 2**20
 DEFAULT = {control.name: control.value for control in AllReduce.controls}
@@ -310,9 +311,78 @@ class TestPlay:
         assert "all-gather: finished sums go round" in AllReduce(moment=90).svg()
         assert "done: every GPU has the sum of all 8" in AllReduce(moment=100).svg()
 
-    def test_a_finished_sum_has_a_tick(self):
-        assert AllReduce(moment=100).svg().count("l3 4l5 -8") == 64
-        assert "l3 4l5 -8" not in AllReduce(moment=0).svg()
+    @pytest.mark.parametrize(("gpus", "shown"), [(1, 1), (2, 2), (8, 8), (9, 7), (16, 7)])
+    def test_a_gpu_that_has_all_sums_has_a_tick(self, gpus, shown):
+        tick = 'fill="none" stroke="#111111" stroke-width="2" stroke-linejoin'
+        assert AllReduce(gpus=gpus, moment=100).svg().count(tick) == shown
+        assert tick not in AllReduce(gpus=gpus, moment=0).svg()
+        more = f"{gpus - 7} more"
+        assert (more in AllReduce(gpus=gpus).svg()) == (gpus > 8)
+
+    def test_pieces_move_from_gpu_to_gpu_and_are_taken_up_there(self):
+        moments = [moment for moment in range(FRAMES) if at(moment=moment).hops_done == 5]
+        way = [_place_of_message(moment) for moment in moments]
+        assert len(way) > 3
+        assert all(one < two for one, two in itertools.pairwise(way)), "from GPU 0 on, as a clock goes"
+        assert _place_of_message(moments[-1] + 1) < way[-1], "the next hop begins anew"
+
+    @pytest.mark.parametrize("gpus", [2, 8, 16])
+    def test_what_each_has_sent_grows_to_all_of_it(self, gpus):
+        factor = f"{2 * (gpus - 1) / gpus:.3g}"
+        assert f"0 of {factor} buckets" in AllReduce(gpus=gpus, moment=0).svg()
+        assert f"{factor} of {factor} buckets" in AllReduce(gpus=gpus, moment=100).svg()
+
+
+def _place_of_message(moment):
+    """From left to right, where the piece is that GPU 0 hands to GPU 1."""
+    pieces = [
+        (float(piece.get("x")), float(piece.get("y")))
+        for piece in ET.fromstring(AllReduce(moment=moment).picture.inner()).iter("{http://www.w3.org/2000/svg}rect")
+        if piece.get("width") == "10" and piece.get("height") == "18" and piece.get("fill") == "#FFFFFF"
+    ]
+    assert len(pieces) == 8
+    return min(x for x, y in pieces if x > MIDDLE and y < CENTRE - 50)
+
+
+class TestStates:
+    def test_each_makes_its_point(self):
+        behind, whole, slow = (AllReduce(**state.values).result for state in AllReduce.states)
+        assert behind.hidden > 0.9
+        assert behind.finding.startswith("DDP hides 95% of its ring behind backward")
+        assert whole.hidden == 0
+        assert whole.finding.startswith("One bucket is full only when backward ends: the ring hides nothing")
+        assert slow.speedup < 1
+        assert slow.finding.endswith("8 GPUs are slower than one")
+        assert AllReduce.states[0].values.items() <= DEFAULT.items()  # it opens with it
+
+
+class TestTouched:
+    @pytest.mark.parametrize("moment", [20, 60, 100])
+    @pytest.mark.parametrize("link", ["pcie4", "ethernet10"])
+    def test_the_playhead_runs_as_long_as_the_ddp_step(self, moment, link):
+        sim = AllReduce(moment=moment, link=link)
+        grip = hands.grip(sim.picture, "moment")
+        longest = max(sim.result.seconds, sim.result.data_parallel_seconds or 0)
+        assert (grip.low, grip.high, grip.start) == (0, FRAMES, LEFT)
+        assert grip.end == pytest.approx(LEFT + (RIGHT - LEFT) * sim.result.seconds / longest, rel=1e-4)
+        assert f'x1="{svg.num(grip.at(moment))}"' in "".join(sim.picture.body)
+
+    @pytest.mark.parametrize("gpus", [1, 5, 16])
+    def test_the_dot_of_the_present_number_of_gpus_is_dragged(self, gpus):
+        picture = AllReduce(gpus=gpus).picture
+        grip = hands.grip(picture, "gpus")
+        assert (grip.low, grip.high) == (1, MOST_GPUS)
+        assert f'<circle cx="{svg.num(grip.at(gpus))}"' in "".join(picture.body)
+
+    def test_each_size_of_a_bucket_is_chosen_by_its_chip(self):
+        choice = next(control for control in AllReduce.controls if control.name == "bucket")
+        assert hands.clicks(AllReduce().picture) == [{"bucket": value} for value in choice.options]
+
+    def test_a_bucket_tells_when_it_is_full_and_on_its_way(self):
+        names = hands.names(AllReduce().picture)
+        assert len(names) == 19
+        ready, start, end = (f"{1e3 * seconds:.0f} ms" for seconds in at().buckets[-1])
+        assert names[-1] == f"bucket 19 of 19: full at {ready}, in the ring from {start} to {end}"
 
 
 class TestForm:

@@ -7,12 +7,12 @@ import pytest
 
 from gpulab.sim.base.lanes import total
 from gpulab.sim.launch_queue.controls import LaunchQueue
-from gpulab.sim.launch_queue.model import STEPS, Work, addition_us, run, seconds
-from gpulab.sim.launch_queue.picture import _lanes
-from gpulab.sim.launch_queue.result import simulate
+from gpulab.sim.launch_queue.model import MODES, STEPS, Work, addition_us, run, seconds
+from gpulab.sim.launch_queue.picture import LEFT, RIGHT, _lanes
+from gpulab.sim.launch_queue.result import FRAMES, simulate
 from virtualgpu.clock import rates
 
-from . import states
+from . import hands, states
 
 US = 1e-6
 EAGER = Work(launch=5, kernel=20, kernels=24, item=0, streams=1, filling=True, mode="eager")
@@ -216,6 +216,59 @@ class TestPicture:
         assert "compile is a toy" in LaunchQueue().svg()
 
 
+class TestStates:
+    def test_a_timer_that_lies(self):
+        result = LaunchQueue(**LaunchQueue.states[0].values).result
+        assert result.timer < 0.3 * result.step
+        assert result.finding.startswith("A timer without synchronize reads")
+        assert LaunchQueue.states[0].values.items() <= LaunchQueue().values.items()  # it opens with it
+
+    def test_launch_bound_and_a_graph_mends_it(self):
+        result = LaunchQueue(**LaunchQueue.states[1].values).result
+        assert result.running < 0.3
+        assert result.finding.startswith("Launch-bound")
+        assert result.modes[2] < 0.4 * result.modes[0]  # what its note says: click CUDA graph
+
+    def test_item_lets_the_gpu_run_dry(self):
+        state = LaunchQueue.states[2].values
+        result = LaunchQueue(**state).result
+        assert result.finding.startswith("Each .item() lets the GPU run dry")
+        assert result.running < 0.7 < 0.95 < simulate(**DEFAULT | state | {"item": 0}).running
+
+
+class TestTouched:
+    @pytest.mark.parametrize("moment", [0, 30, 100])
+    def test_the_playhead_is_where_the_lanes_are_touched(self, moment):
+        sim = LaunchQueue(moment=moment)
+        grip = hands.grip(sim.picture, "moment")
+        assert (grip.low, grip.high) == (0, FRAMES)
+        assert f'x1="{grip.at(moment):.1f}"'.replace(".0", "") in "".join(sim.picture.body)
+        start, end = LEFT, RIGHT  # of the axis: the first launch and the end of the run
+        assert (grip.start, grip.end) == (start, end)
+
+    def test_each_mode_is_chosen_by_its_row(self):
+        assert hands.clicks(LaunchQueue().picture) == [{"mode": mode} for mode in MODES]
+
+    def test_a_kernel_tells_its_fate(self):
+        sim = LaunchQueue()
+        names = hands.names(sim.picture)
+        assert len(names) == STEPS * 24
+        # the second kernel: launched after 10 µs, and the first runs from 5 µs + latency for 20 µs
+        waits = 5 + LATENCY / US + 20 - 10
+        assert names[1] == (
+            f"step 1, kernel 2: launched at 10 µs, waited {waits:.0f} µs, started at {waits + 10:.0f} µs"
+        )
+        assert not hands.names(LaunchQueue(kernels=200).picture)  # too thin to be pointed at
+
+    def test_the_one_that_runs_is_told_at_the_moment(self):
+        sim = LaunchQueue(moment=50)
+        start, end = sim.result.run.kernels[sim.result.at_work]
+        assert start <= sim.result.moment < end
+        assert sim.result.name(sim.result.at_work) in sim.svg()
+        assert LaunchQueue(moment=0).result.at_work is None
+        assert LaunchQueue(mode="graph", moment=50).result.name(2) == "step 3"
+
+
 class TestBadValues:
     @pytest.mark.parametrize(
         ("values", "error", "message"),
@@ -225,7 +278,7 @@ class TestBadValues:
             ({"kernels": 2.5}, TypeError, "kernels must be a whole number from 1 to 200, not float"),
             ({"item": 4}, ValueError, "item must be one of 0, 1, 2, 3, 6"),
             ({"mode": "jit"}, ValueError, "mode must be one of 'eager', 'compile', 'graph', 'both'"),
-            ({"moment": 101}, ValueError, "moment must be from 0 to 100 % of the run"),
+            ({"moment": 101}, ValueError, "moment must be from 0 to 100 %"),
             ({"stream": 2}, TypeError, "did you mean 'streams'?"),
         ],
     )

@@ -1,6 +1,8 @@
 import itertools
+import json
 import multiprocessing
 import time
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
@@ -21,10 +23,12 @@ from gpulab.sim.pipeline.model import (
     shown,
     steady,
 )
-from gpulab.sim.pipeline.result import simulate
+from gpulab.sim.pipeline.picture import LEFT, RIGHT
+from gpulab.sim.pipeline.result import FRAMES, simulate
 from virtualgpu.clock import rates
+from virtualgpu.pictures import svg
 
-from . import states
+from . import hands, states
 
 MS = 1e-3
 MIB = 2**20
@@ -43,7 +47,7 @@ class TestByHand:
         sim = Pipeline()
         assert sim.result.step == pytest.approx(60 * MS + PAGEABLE, rel=1e-3)
         assert sim.result.finding == (
-            "The GPU computes 35% of the time: in each step of 71 ms the main process loads a batch,"
+            "In the long run the GPU computes 35% of the time: in each step of 71 ms the main process loads a batch,"
             " then copies it, and the GPU waits"
         )
 
@@ -176,7 +180,7 @@ class TestChoices:
         [
             ({"workers": 2}, "it stands still in each copy of 11 ms, and more workers do not help"),
             ({"workers": 1}, "1 worker brings a batch every 60 ms, and it needs one every 25 ms"),
-            ({"workers": 3, "side": True}, "a step takes 25 ms, and neither loading nor copying holds it up"),
+            ({"workers": 3, "side": True}, "100% of the time, 25 ms a step: only the first batch keeps it waiting"),
             ({"workers": 7, "side": True}, "; 3 workers would do"),
             ({"workers": 8, "side": True, "compute": 1, "load": 1}, "a copy takes 11 ms, longer than all else"),
             ({"workers": 8, "pinned": True, "compute": 1, "load": 1}, "the one thread that pins takes 6.7 ms a batch"),
@@ -298,9 +302,11 @@ class TestPicture:
         assert "epoch 2" in Pipeline(workers=3).svg()
 
     def test_what_a_choice_does_is_said_in_words_and_not_by_colour_alone(self):
-        document = Pipeline(workers=2, spread=0).svg()
-        assert "would save 5.6 ms" in document
-        assert Pipeline(workers=2, pinned=True).svg().count("<polyline") > document.count("<polyline")  # the tick
+        off, on = Pipeline(workers=2, spread=0), Pipeline(workers=2, spread=0, pinned=True)
+        assert "would save 5.6 ms" in off.svg()
+        assert ">saves 5.6 ms" in on.svg()
+        left, right = (knobs(sim.picture)["pinned"] for sim in (off, on))
+        assert left < right
 
     def test_sources_of_numbers(self):
         for name, _, source in Pipeline(workers=2).result.rows():
@@ -308,6 +314,75 @@ class TestPicture:
 
     def test_it_says_what_it_leaves_out(self):
         assert "Workers never compete for cores" in Pipeline().svg()
+
+
+def knobs(picture):
+    """Where the knob of each switch is."""
+    found = {}
+    for element in ET.fromstring(picture.inner()).iter():
+        knob = element.find("{http://www.w3.org/2000/svg}circle")
+        if element.get("data-set") and knob is not None:
+            found[next(iter(json.loads(element.get("data-set"))))] = float(knob.get("cx"))
+    return found
+
+
+class TestStates:
+    def test_without_workers_the_gpu_waits_for_the_main_process(self):
+        result = Pipeline(**Pipeline.states[0].values).result
+        assert result.computing < 0.4
+        assert "the main process loads a batch" in result.finding
+        assert Pipeline.states[0].values.items() <= DEFAULT.items()  # it opens with it
+
+    def test_with_workers_it_waits_for_copies_whatever_their_number(self):
+        result = Pipeline(**Pipeline.states[1].values).result
+        assert "it stands still in each copy of 11 ms, and more workers do not help" in result.finding
+        assert result.by_workers[8] == pytest.approx(result.step, rel=0.01)
+
+    def test_with_copies_beside_it_the_gpu_waits_for_the_first_batch_alone(self):
+        result = Pipeline(**Pipeline.states[2].values).result
+        assert result.computing > 0.99
+        assert result.finding.endswith("only the first batch keeps it waiting, 177 ms")
+        assert "waits 177 ms" in Pipeline(**Pipeline.states[2].values).svg()  # in the lane, the same
+        # 3 workers start, load, one batch is pinned in fresh memory and copied
+        assert result.idle(0) == pytest.approx(result.run.copied[0], rel=0.01)
+
+
+class TestTouched:
+    @pytest.mark.parametrize("workers", [0, 5, 8])
+    def test_the_dot_of_the_present_number_of_workers_is_dragged(self, workers):
+        picture = Pipeline(workers=workers).picture
+        grip = hands.grip(picture, "workers")
+        assert (grip.low, grip.high) == (0, MOST_WORKERS)
+        assert f'<circle cx="{svg.num(grip.at(workers))}"' in "".join(picture.body)
+
+    def test_the_playhead_is_where_the_lanes_are_touched(self):
+        picture = Pipeline(moment=40).picture
+        grip = hands.grip(picture, "moment")
+        assert (grip.low, grip.high, grip.start, grip.end) == (0, FRAMES, LEFT, RIGHT)
+        assert f'x1="{svg.num(grip.at(40))}"' in "".join(picture.body)
+
+    def test_a_row_of_a_choice_is_its_switch(self):
+        sim = Pipeline()
+        sets = hands.clicks(sim.picture)
+        assert sets == [
+            {"workers": 1}, {"prefetch": 3}, {"pinned": True}, {"non_blocking": True}, {"side": True},
+            {"persistent": True},
+        ]  # fmt: skip
+        for values in sets:
+            sim.set(**values)
+        back = {name: not value for values in sets[2:] for name, value in values.items()}
+        assert hands.clicks(sim.picture)[2:] == [{name: value} for name, value in back.items()]
+
+    def test_at_the_most_a_row_goes_one_back(self):
+        assert hands.clicks(Pipeline(workers=8, prefetch=8).picture)[:2] == [{"workers": 7}, {"prefetch": 7}]
+
+    @whole_range
+    def test_what_a_row_says_is_what_its_click_does(self, values):
+        before = simulate(**values)
+        for change in before.changes[:5]:
+            after = simulate(**values | {change.control: change.other})
+            saved = after.step - before.step
+            assert change.seconds == pytest.approx(-saved if change.on else saved, abs=1e-12)
 
 
 class TestBadValues:

@@ -1,3 +1,4 @@
+import itertools
 import math
 import xml.etree.ElementTree as ET
 
@@ -10,9 +11,10 @@ from gpulab import VirtualGPU
 from gpulab.sim.base.simulator import Choice, Flag
 from gpulab.sim.step_memory.controls import StepMemory
 from gpulab.sim.step_memory.model import FRAMES, MIB, Sizes, _run, cut, kept, limits, simulate
-from gpulab.sim.step_memory.picture import COLUMNS, draw
+from gpulab.sim.step_memory.picture import COLUMNS, LEFT, RIGHT, draw
+from virtualgpu.pictures import style, svg
 
-from . import states
+from . import hands, states
 
 DEFAULT = {
     "moment": 120, "layers": 24, "segments": 4, "again": False, "interior": 544, "boundary": 32, "parameters": 12,
@@ -257,6 +259,58 @@ class TestThingsToTry:
         step = simulate(**DEFAULT | {"parameters": 200, "interior": 40, "boundary": 8})
         assert "the peak stays" in step.finding
         assert step.peak.kind == "optimizer"
+
+
+class TestStates:
+    def test_each_makes_its_point(self):
+        everything, four, thirteen = (StepMemory(**state.values).result for state in StepMemory.states)
+        assert everything.peak.total == everything.plain_peak
+        assert everything.finding.startswith("Nothing is computed again: the peak is 16.08 GiB")
+        assert four.peak.total < 0.5 * four.plain_peak
+        assert four.finding.startswith("4 segments: a peak of 7.32 GiB instead of 16.08 GiB")
+        assert thirteen.kept > kept(thirteen.sizes, 12)
+        assert thirteen.peak.total > four.peak.total
+        assert thirteen.finding == (
+            "13 segments keep more than 12, for the last has 12 of 24 layers;"
+            " the peak is 10.08 GiB instead of 16.08 GiB, with 17% more compute"
+        )
+        assert StepMemory.states[1].values.items() <= DEFAULT.items()  # it opens with it
+
+    @pytest.mark.parametrize(("layers", "jump"), [(24, 13), (16, 9), (7, 4), (3, None), (2, None), (1, None)])
+    def test_the_jump_is_where_the_last_segment_grows_most(self, layers, jump):
+        step = simulate(**DEFAULT | {"layers": layers, "segments": 1})
+        last = [len(cut(layers, number)[-1]) for number in range(1, layers + 1)]
+        assert step.jump == jump
+        if jump:
+            growth = [two - one for one, two in itertools.pairwise(last)]
+            assert growth[jump - 2] == max(growth) > 0
+            words = f"From {jump - 1} to {jump} segments more is kept"
+            assert f"{words}: the last has {last[jump - 1]} layers, not {last[jump - 2]}." in draw(step).text()
+
+
+class TestTouched:
+    @pytest.mark.parametrize("layers", [2, 24, 48])
+    def test_a_bar_is_the_number_of_segments(self, layers):
+        for segments in (1, layers // 2, layers):
+            picture = StepMemory(layers=layers, segments=segments).picture
+            grip = hands.grip(picture, "segments")
+            assert (grip.low, grip.high) == (1, layers)
+            ((x, wide),) = (
+                (float(piece.get("x")), float(piece.get("width")))
+                for piece in ET.fromstring(picture.inner()).iter("{http://www.w3.org/2000/svg}rect")
+                if piece.get("fill") == piece.get("stroke") == style.INK
+            )
+            assert grip.at(segments) == pytest.approx(x + wide / 2, abs=0.2)
+
+    def test_one_layer_has_no_other_number(self):
+        with pytest.raises(ValueError, match="not enough values"):
+            hands.grip(StepMemory(layers=1).picture, "segments")
+
+    def test_the_playhead_is_where_the_curve_is_touched(self):
+        picture = StepMemory(moment=60).picture
+        grip = hands.grip(picture, "moment")
+        assert (grip.low, grip.high, grip.start, grip.end) == (0, FRAMES, LEFT, RIGHT)
+        assert f'x1="{svg.num(grip.at(60))}"' in "".join(picture.body)
 
 
 class TestOverTheWholeRange:

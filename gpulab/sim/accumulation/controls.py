@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..base.simulator import Choice, Flag, Simulator, Slider
-from .model import LARGEST_DATA_SET, Epoch, limits, simulate
+from ..base.simulator import Choice, Flag, Simulator, Slider, State
+from .model import LARGEST_DATA_SET, MOST_STEPS, Epoch, limits, simulate
 from .picture import draw
 
 
@@ -11,9 +11,9 @@ class Accumulation(Simulator[Epoch]):
     """A large batch in small pieces: where the pieces add up to the true gradient, and where they do not."""
 
     controls = (
-        Slider("samples", "Data set", 16, LARGEST_DATA_SET, 100, unit="samples"),
-        Slider("batch", "Micro-batch", 1, 64, 8, unit="samples"),
-        Slider("steps", "Micro-batches per step", 1, 32, 4),
+        Slider("samples", "Data set", 16, LARGEST_DATA_SET, 100, unit="samples", log=True),
+        Slider("batch", "Micro-batch", 1, 64, 8, unit="samples", log=True),
+        Slider("steps", "Micro-batches per step", 1, MOST_STEPS, 4, log=True),
         Choice(
             "divide",
             "Loss of a micro-batch",
@@ -26,6 +26,24 @@ class Accumulation(Simulator[Epoch]):
         ),
         Choice("last", "Incomplete last window", {"step": "step with it", "drop": "no step"}, "step"),
         Flag("tokens", "Samples differ in length (means over tokens)", False),
+    )
+    primary = ("batch", "steps", "divide")
+    states = (
+        State(
+            "A short last window",
+            {"divide": "steps", "tokens": False},
+            "Losses are divided by 4; the last window holds one micro-batch: a quarter of an update. Drag the line.",
+        ),
+        State(
+            "Samples of unequal length",
+            {"divide": "window", "tokens": True},
+            "Means of micro-batches weigh alike, however many tokens they hold: full windows are off too.",
+        ),
+        State(
+            "Divided by what is there",
+            {"divide": "items", "tokens": True},
+            "Sums, divided by the tokens of the whole window: all updates are exact, the last and shortest too.",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

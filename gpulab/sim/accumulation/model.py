@@ -15,7 +15,7 @@ from typing import Any
 from ..base.simulator import Limit, Result, Row
 from ..base.words import count, percent, size
 
-LARGEST_DATA_SET = 512
+LARGEST_DATA_SET, MOST_STEPS = 512, 32
 # Recorded with torch 2.15 saved-tensor hooks on CPU tensors, torchvision's ResNet-50, training mode, float32,
 # 224 x 224: the distinct storages kept for backward that are no parameters, the images among them. Batches of
 # 1, 2 and 4 lie on this line to the byte.
@@ -35,6 +35,7 @@ class Window:
     items: tuple[int, ...]  # what a loss is averaged over: samples, or their tokens
     held: tuple[float, ...]  # after each micro-batch: the weights summed in .grad, 1 being a full mean gradient
     error: float  # |.grad at the end - true mean gradient| / |true mean gradient|
+    uneven: float  # of it what is left once .grad is divided by its scale: the pieces weigh wrong
 
     @property
     def scale(self) -> float:
@@ -83,7 +84,7 @@ class Epoch(Result):
         verb = "makes" if self.micro_batches == 1 else "make"
         found = f"{count(self.micro_batches, 'micro-batch')} {verb} {count(len(self.windows), 'update')}"
         last = self.windows[-1]
-        misweighted = max((window.error for window in self.windows if window.scale == 1), default=0)
+        misweighted = max(window.uneven for window in self.windows)
         if self.dropped:
             rest = "sample is" if self.dropped_samples == 1 else f"{self.dropped_samples} samples are"
             found += f"; the last {rest} never used"
@@ -91,6 +92,8 @@ class Epoch(Result):
             found += f"; the last one is scaled by {len(last.samples)}/{self.steps}"
         if self.tokens and misweighted:
             found += f"; the mean of means is up to {percent(misweighted)} off"
+        elif misweighted and last.scale < 1:
+            found += ", and weighs its short micro-batch as a full one"
         elif misweighted:
             found += f"; the short micro-batch puts the last one {percent(misweighted)} off"
         elif self.worst_error == 0:
@@ -150,12 +153,18 @@ def _window(micros: Sequence[Sequence[Toy]], steps: int, divide: str) -> Window:
     means = [[part / number for part in micro] for micro, number in zip(sums, items, strict=True)]
     grad = [math.fsum(w * mean[d] for w, mean in zip(weights, means, strict=True)) for d in range(4)]
     true = [sum(micro[d] for micro in sums) / sum(items) for d in range(4)]
+    scale = math.fsum(weights)
+
+    def off(gradient: list[float]) -> float:
+        return round(math.dist(gradient, true) / math.hypot(*true), 12)
+
     return Window(
         samples=tuple(len(micro) for micro in micros),
         items=tuple(items),
         # rounding leaves some 1e-16, which is cut off: an error shown is an error of the method
         held=tuple(round(math.fsum(weights[: i + 1]), 12) for i in range(len(weights))),
-        error=round(math.dist(grad, true) / math.hypot(*true), 12),
+        error=off(grad),
+        uneven=off([part / scale for part in grad]),
     )
 
 
@@ -183,4 +192,4 @@ def limits(values: Mapping[str, Any]) -> dict[str, Limit]:
     samples, batch = values["samples"], values["batch"]
     most = math.ceil(samples / batch)
     words = f"{count(samples, 'sample')} in pieces of {batch} make {count(most, 'micro-batch')}"
-    return {"steps": Limit(1, min(32, most), words)}
+    return {"steps": Limit(1, min(MOST_STEPS, most), words)}

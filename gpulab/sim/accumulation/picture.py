@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, line, rect, shape, text
+import math
 
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, key, length, line, rect, shape, text
+
+from ..base.touch import Grip, draggable, named
 from ..base.words import count, percent, size
-from .model import RECORDED, STATE_BYTES, Epoch, Window
+from .model import MOST_STEPS, RECORDED, STATE_BYTES, Epoch, Window
 
-ROWS, ROWS_TOP, ROWS_HEIGHT = 5, 26.0, 210.0
+STRIP, STRIP_HIGH, STRIP_MOST = 8.0, 22.0, 64  # the epoch: where, how high, micro-batches drawn of it
+ROWS, ROWS_TOP, ROWS_HEIGHT = 5, 84.0, 210.0
 WIDTH, BAR_LEFT, BAR_RIGHT, STEP, SCALE, ERROR = 860.0, 112.0, 560.0, 585.0, 618.0, 690.0
+DECADE, LEAST = 31.0, -3  # of the errors: pixels for a factor of ten, and the power of ten that they begin with
 
 
 def draw(epoch: Epoch) -> Picture:
-    """A row for each window, its middle left out where they are many; the memory below."""
+    """The epoch; a row for each window, its middle left out where they are many; the memory below."""
     windows = [*epoch.windows, *([epoch.dropped] if epoch.dropped else [])]
     unit = (BAR_RIGHT - BAR_LEFT) / max(sum(window.items) for window in windows)
     shown: list[int | None] = list(range(len(windows)))
     if len(windows) > ROWS:
         shown = [0, 1, None, len(windows) - 2, len(windows) - 1]
     high = min(ROWS_HEIGHT / len(shown), 60)
-    kind = "tokens" if epoch.tokens else "samples"
-    body = [
-        text(BAR_LEFT, 14, f"micro-batches, in {kind}; the colour rises as .grad fills", size=SMALL, fill=MUTED),
-        text(STEP, 14, "step", size=SMALL, fill=MUTED, anchor="middle"),
-        text(SCALE, 14, "scale", size=SMALL, fill=MUTED),
-        text(ERROR, 14, "gradient error (virtual)", size=SMALL, fill=MUTED),
-    ]
+    body, touched = [*_strip(epoch, windows), *_heads(epoch)], _grip(epoch)
     for place, index in enumerate(shown):
         top = ROWS_TOP + place * high
         if index is None:
@@ -36,13 +35,91 @@ def draw(epoch: Epoch) -> Picture:
             body.append(text(BAR_LEFT + 72, middle + 5, words, fill=MUTED))
         else:
             body += _row(epoch, windows[index], index, top, high - 10, unit)
-    body += _memory(epoch, ROWS_TOP + ROWS_HEIGHT + 30)
-    return Picture(WIDTH, ROWS_TOP + ROWS_HEIGHT + 132, epoch.finding, epoch.describe(), tuple(body))
+            area = rect(MARGIN, top, WIDTH - 2 * MARGIN, high - 10, fill="transparent")
+            touched.append(named(area, _content(epoch, windows[index])))
+    body += _memory(epoch, ROWS_TOP + ROWS_HEIGHT + 44)
+    return Picture(
+        WIDTH, ROWS_TOP + ROWS_HEIGHT + 126, epoch.finding, epoch.describe(), tuple(body), touched=tuple(touched)
+    )
+
+
+def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
+    """All micro-batches in a row, and after how many of them the optimizer steps."""
+    wide, x = _pitch(epoch), BAR_LEFT
+    body = [text(MARGIN, STRIP + 16, "one epoch")]
+    for number, window in enumerate(windows):
+        pieces = min(len(window.samples), STRIP_MOST - number * epoch.steps)
+        odd = _is_odd(epoch, window)
+        fill = ORANGE if odd else (SKY, PAPER)[number % 2]
+        for _ in range(pieces):
+            body.append(bar(x, STRIP, wide, STRIP_HIGH, fill=fill, hatched=odd, stroke=INK if wide > 12 else MUTED))
+            x += wide
+    at = _after(epoch, epoch.steps)
+    left = epoch.micro_batches - STRIP_MOST
+    words = f"… {left} more" if left > 0 else "a step after every " + str(epoch.steps)
+    return [
+        *body,
+        line(at, STRIP - 6, at, STRIP + STRIP_HIGH + 6, stroke=VERMILLION, width=4),
+        dot(at, STRIP + STRIP_HIGH + 6, 6, fill=VERMILLION),
+        text(STEP - 13, STRIP + 16, words, fill=MUTED),
+    ]
+
+
+def _pitch(epoch: Epoch) -> float:
+    return (BAR_RIGHT - BAR_LEFT) / min(epoch.micro_batches, STRIP_MOST)
+
+
+def _after(epoch: Epoch, micro_batches: int) -> float:
+    """The right edge of so many micro-batches."""
+    return BAR_LEFT + micro_batches * _pitch(epoch)
+
+
+def _grip(epoch: Epoch) -> list[str]:
+    """The end of the first window is dragged."""
+    most = min(MOST_STEPS, epoch.micro_batches)
+    if most == 1:
+        return []
+    ground = rect(BAR_LEFT, 0, _after(epoch, most) - BAR_LEFT + 8, STRIP + STRIP_HIGH + 14, fill="transparent")
+    grip = Grip("steps", _after(epoch, 1), _after(epoch, most), 1, most)
+    return [draggable(ground, "Micro-batches per step", grip)]
+
+
+def _heads(epoch: Epoch) -> list[str]:
+    kind, base, foot = "tokens" if epoch.tokens else "samples", ROWS_TOP - 10, ROWS_TOP + ROWS_HEIGHT + 8
+    body = [
+        text(BAR_LEFT, base, f"its windows, in {kind}; the colour rises as .grad fills", size=SMALL, fill=MUTED),
+        text(STEP, base, "step", size=SMALL, fill=MUTED, anchor="middle"),
+        text(SCALE, base, "scale", size=SMALL, fill=MUTED),
+        text(WIDTH - MARGIN, base - 20, "gradient error (virtual)", size=SMALL, fill=MUTED, anchor="end"),
+        dot(BAR_LEFT + 6, foot - 4, 5, fill=ORANGE, stroke=INK),
+        text(BAR_LEFT + 18, foot, "the update is scaled: too few micro-batches", size=SMALL, fill=MUTED),
+        bar(STEP - 115, foot - 9, 10, 10, fill=VERMILLION),
+        text(STEP - 99, foot, "unequal micro-batches weigh alike", size=SMALL, fill=MUTED),
+    ]
+    for power in range(LEAST, 1):
+        x = ERROR + (power - LEAST) * DECADE
+        words = f"{100 * 10.0**power:g}" + ("%" if power == 0 else "")
+        body.append(text(x, base, words, size=SMALL, fill=MUTED, anchor="middle"))
+        body.append(line(x, ROWS_TOP - 4, x, ROWS_TOP + ROWS_HEIGHT - 10, stroke=RULE))
+    return body
+
+
+def _is_odd(epoch: Epoch, window: Window) -> bool:
+    return window is epoch.dropped or window.scale < 1
+
+
+def _content(epoch: Epoch, window: Window) -> str:
+    """What is in a window, in words."""
+    samples = count(sum(window.samples), "sample")
+    tokens = f" with {sum(window.items):,} tokens" if epoch.tokens else ""
+    end = "no step follows" if window is epoch.dropped else f".grad is {percent(window.error)} off"
+    pieces = ", ".join(map(str, window.items[:8])) + (", …" if len(window.items) > 8 else "")
+    return f"{count(len(window.samples), 'micro-batch')} of {pieces}: {samples}{tokens}; {end}"
 
 
 def _row(epoch: Epoch, window: Window, index: int, top: float, high: float, unit: float) -> list[str]:
     dropped = window is epoch.dropped
-    odd = len(window.samples) < epoch.steps
+    odd = _is_odd(epoch, window)
     middle = top + high / 2
     body = [text(MARGIN, middle + 5, "left over" if dropped else f"window {index + 1}")]
     x = BAR_LEFT
@@ -55,14 +132,26 @@ def _row(epoch: Epoch, window: Window, index: int, top: float, high: float, unit
         x += width
     if dropped:
         words = f"no step: {count(sum(window.samples), 'sample')} unused."
-        body.append(text(STEP - 13, middle - 4, words, size=SMALL))
-        body.append(text(STEP - 13, middle + 13, "Zero .grad, or it joins the next epoch.", size=SMALL))
+        body.append(text(STEP - 13, middle - 4, words, size=SMALL, halo=True))
+        body.append(text(STEP - 13, middle + 13, "Zero .grad, or it joins the next epoch.", size=SMALL, halo=True))
         return body
     body.append(shape([(STEP - 9, middle - 10), (STEP + 9, middle), (STEP - 9, middle + 10)], fill=GREEN))
     body.append(text(SCALE, middle + 5, f"× {window.scale:.3g}", weight="bold" if window.scale < 1 else ""))
-    body.append(rect(ERROR, middle - 7, 90, 14, stroke=RULE))
-    body.append(bar(ERROR, middle - 7, 90 * min(window.error, 1), 14, fill=VERMILLION, hatched=True, stroke=""))
-    body.append(text(ERROR + 100, middle + 5, percent(window.error), weight="bold" if window.error else ""))
+    body.append(
+        text(WIDTH - MARGIN, middle + 5, percent(window.error), anchor="end", weight="bold" if window.error else "")
+    )
+    return body + _errors(window, middle)
+
+
+def _errors(window: Window, middle: float) -> list[str]:
+    """How far off, on a scale of powers of ten: by the scale of all, and by the weights of the pieces."""
+    body = []
+    both = window.scale < 1 and window.uneven > 0
+    for error, fill, y in ((1 - window.scale, ORANGE, -5.0), (window.uneven, VERMILLION, 5.0)):
+        if error > 0:
+            x, y = ERROR + max(0.0, math.log10(error) - LEAST) * DECADE, middle + (y if both else 0)
+            body.append(line(ERROR, y, x, y, stroke=fill, width=4))
+            body.append(dot(x, y, 5, fill=fill, stroke=INK) if fill == ORANGE else bar(x - 5, y - 5, 10, 10, fill=fill))
     return body
 
 

@@ -5,8 +5,8 @@ The times are those of `model`; `result` adds them up, `picture` draws them.
 
 from __future__ import annotations
 
-from ..base.simulator import Choice, Flag, Play, Simulator, Slider
-from .model import LINKS, MOST_GPUS
+from ..base.simulator import Choice, Flag, Play, Simulator, Slider, State
+from .model import BUCKETS, LINKS, MOST_GPUS
 from .picture import draw
 from .result import FRAMES, Step, simulate
 
@@ -16,22 +16,10 @@ class AllReduce(Simulator[Step]):
 
     controls = (
         Slider("gpus", "GPUs", 1, MOST_GPUS, 8),
-        Slider("parameters", "Parameters", 1, 1000, 124, unit="million"),
-        Slider("compute", "Forward + backward", 10, 1000, 100, unit="ms"),
-        Choice(
-            "bucket",
-            "Gradient bucket",
-            {
-                1: "1 MiB",
-                5: "5 MiB",
-                25: "25 MiB, DDP's default",
-                100: "100 MiB",
-                400: "400 MiB",
-                "all": "one for all gradients",
-            },
-            25,
-        ),
-        Slider("outputs", "Outputs per GPU", 0, 1000, 100, unit="MiB"),
+        Slider("parameters", "Parameters", 1, 1000, 124, unit="million", log=True),
+        Slider("compute", "Forward + backward", 10, 1000, 100, unit="ms", log=True),
+        Choice("bucket", "Gradient bucket", BUCKETS | {25: "25 MiB, DDP's default"}, 25),
+        Slider("outputs", "Outputs per GPU", 0, 1000, 100, unit="MiB", log=True),
         Choice(
             "link",
             "Link",
@@ -42,7 +30,25 @@ class AllReduce(Simulator[Step]):
             "pcie4",
         ),
         Flag("peer", "Peer-to-peer: a GPU reaches another directly", True),
-        Play("moment", "Time in the step", 0, FRAMES, 60, unit="%"),
+        Play("moment", "Moment", 0, FRAMES, 60, unit="%"),
+    )
+    primary = ("gpus", "parameters", "moment")
+    states = (
+        State(
+            "Behind backward",
+            {"gpus": 8, "bucket": 25, "link": "pcie4"},
+            "Each bucket goes round as soon as it is full. Drag the line: which one hides behind nothing?",
+        ),
+        State(
+            "One bucket",
+            {"gpus": 8, "bucket": "all", "link": "pcie4"},
+            "The one bucket is full only when backward ends: what is left of the overlap? Click other sizes.",
+        ),
+        State(
+            "A slow link",
+            {"gpus": 8, "bucket": 25, "link": "ethernet10"},
+            "Eight machines at 10 Gbit/s are slower than one. Drag the dot: from how many GPUs on? What would help?",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

@@ -15,6 +15,14 @@ from virtualgpu.clock.rates import published_rates
 from virtualgpu.gpus.specs import PCIE3, spec
 
 MOST_GPUS = 16
+BUCKETS: dict[int | str, str] = {
+    1: "1 MiB",
+    5: "5 MiB",
+    25: "25 MiB",
+    100: "100 MiB",
+    400: "400 MiB",
+    "all": "one for all",
+}
 
 # Latency of NCCL's ring, protocol Simple, in its own cost model (src/graph/tuning.cc): once, and for each hop.
 ONCE_US = 8.4

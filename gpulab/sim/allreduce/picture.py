@@ -6,8 +6,8 @@ What it shows is computed in `allreduce` and `ring`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import (
@@ -17,55 +17,55 @@ from virtualgpu.pictures.svg import (
     bar,
     boxes,
     dot,
-    key,
     length,
     line,
-    num,
     polyline,
     rect,
     shape,
     text,
 )
 
-from ..base.words import duration
-from .model import MOST_GPUS, Bucket, data_parallel_seconds, ddp_seconds, held, hops, sends
-from .result import Step, times
+from ..base.lanes import Axis, Stretch, cursor, inside, playhead, veil
+from ..base.touch import Grip, clickable, draggable, named
+from ..base.words import count, duration
+from .model import BUCKETS, MOST_GPUS, Bucket, data_parallel_seconds, ddp_seconds, held, hops, sends
+from .result import FRAMES, Step, times
 
-Box: TypeAlias = tuple[float, float, float, float]  # x, y, width, height
-
-WIDTH, LEFT, RIGHT, READ = 860.0, 126.0, 700.0, 718.0
-LANES = 32.0
+WIDTH, LEFT, RIGHT, READ = 860.0, 130.0, 700.0, 718.0
+DDP, RING, OTHER, LOW, CHIPS = 24.0, 57.0, 89.0, 121.0, 126.0  # the lanes, from top to bottom
 BLOCKS = 40  # drawn in a lane at most; where there are more buckets, a block stands for several
+BELOW = 174.0
+SEATS = 8  # at the ring: of more GPUs some are told in words
+MIDDLE, CENTRE, ACROSS, DOWN = 232.0, BELOW + 150, 172.0, 100.0  # of the ring
+NODE, NODE_HIGH, PIECES_HIGH = 72.0, 38.0, 18.0
 
 
 def draw(step: Step) -> Picture:
     """Both steps on one time line, and below it the ring at work and the speed over the number of GPUs."""
-    longest = max(step.seconds, step.data_parallel_seconds or 0)
-    unit = (RIGHT - LEFT) / longest
+    axis = Axis(LEFT, RIGHT, max(step.seconds, step.data_parallel_seconds or 0))
     lanes = [*_ddp_lanes(step), *_data_parallel_lanes(step)]
     body = [
-        text(MARGIN, 14, "one step (virtual time)", size=SMALL, fill=MUTED),
-        key(214, 14, "forward", fill=SKY),
-        key(302, 14, "backward", fill=ORANGE),
-        key(402, 14, "moving data", fill=PURPLE, hatched=True),
-        key(524, 14, "still to come", fill=PAPER),
-        text(MARGIN, LANES + 18, "DDP computes"),
-        text(MARGIN, LANES + 50, "its ring"),
-        text(MARGIN, LANES + 94, "DataParallel"),
-        *(part for lane in lanes for part in lane.draw(step.now, unit)),
-        *_axis(longest, unit, LANES + 112),
-        *_cursor(LEFT + step.now * unit, LANES + 112),
-        *(lane.label(unit) for lane in lanes),
-        *_readings(LANES + 12, step.seconds, step.speedup),
-        *_readings(LANES + 88, step.data_parallel_seconds, step.data_parallel_speedup),
-        *_pieces(step, 200),
-        *_scaling(step, 200),
+        text(MARGIN, DDP - 11, "virtual time", size=SMALL, fill=MUTED),
+        *axis.draw(DDP - 6, LOW),
+        text(MARGIN, DDP + 18, "DDP computes"),
+        text(MARGIN, RING + 17, "its ring"),
+        text(MARGIN, OTHER + 18, "DataParallel"),
+        *(lane.draw(axis) for lane in lanes),
+        veil(axis, step.now, DDP - 4, LOW),
+        cursor(axis, step.now, DDP - 6, LOW),
+        *(inside(axis, lane.beside(step.now), lane.words, lane.top + lane.high / 2 + 5) for lane in lanes),
+        *_chips(step),
+        *_readings(DDP + 12, step.seconds, step.speedup),
+        *_readings(OTHER + 12, step.data_parallel_seconds, step.data_parallel_speedup),
+        *_ring(step),
+        *_scaling(step, BELOW),
     ]
-    return Picture(WIDTH, 452, step.finding, step.describe(), tuple(body))
+    grip = playhead(axis, step.seconds, DDP - 12, LOW, last=FRAMES, over=_names(step, axis))
+    return Picture(WIDTH, 452, step.finding, step.describe(), tuple(body), touched=(grip,))
 
 
 class Lane(NamedTuple):
-    """A stretch of time in a lane: filled up to now, outlined from there; `words` are tried until some fit."""
+    """A stretch of time in a lane; `words` are tried until some fit."""
 
     begin: float
     end: float
@@ -75,38 +75,30 @@ class Lane(NamedTuple):
     words: tuple[str, ...] = ()
     busy: float = 1.0  # share of `high` that is drawn
 
-    def draw(self, now: float, unit: float) -> list[str]:
-        x, width, high = LEFT + self.begin * unit, (self.end - self.begin) * unit, self.high * self.busy
-        top = self.top + self.high - high
-        past = min(max(now - self.begin, 0), self.end - self.begin) * unit
-        edge = INK if width > 3 else ""
-        body = [bar(x, top, past, high, fill=self.fill, hatched=self.fill == PURPLE and past > 6, stroke=edge)]
-        if self.end > now:
-            body.append(rect(x + past, top, width - past, high, stroke=edge or MUTED))
-        return body
+    def beside(self, now: float) -> Stretch:
+        """All of it, or the longer part to one side of the moment: words stand there, and no line goes through them."""
+        at = min(max(now, self.begin), self.end)
+        return max((self.begin, at), (at, self.end), key=lambda part: part[1] - part[0])
 
-    def label(self, unit: float) -> str:
-        width = (self.end - self.begin) * unit
-        middle, base = LEFT + (self.begin + self.end) / 2 * unit, self.top + self.high / 2 + 5
-        fits = (words for words in self.words if length(words, SMALL) + 6 < width)
-        return next((text(middle, base, words, size=SMALL, anchor="middle", halo=True) for words in fits), "")
+    def draw(self, axis: Axis) -> str:
+        wide, high = axis.seen(self.end - self.begin), self.high * self.busy
+        top, edge = self.top + self.high - high, INK if wide > 3 else ""
+        hatched = self.fill == PURPLE and wide > 6
+        return bar(axis.x(self.begin), top, wide, high, fill=self.fill, hatched=hatched, stroke=edge)
 
 
 def _ddp_lanes(step: Step) -> list[Lane]:
-    work, top = step.work, LANES
-    lanes = [Lane(0, work.forward, top, 28, SKY, ("forward",))]
-    begin = work.forward
-    blocks = _blocks(step.buckets)
-    for block in blocks:
-        lanes.append(Lane(begin, block[-1].ready, top, 28, ORANGE))
+    work, begin = step.work, step.work.forward
+    lanes = [Lane(0, begin, DDP, 28, SKY, ("forward",))]
+    for block in _blocks(step.buckets):
+        lanes.append(Lane(begin, block[-1].ready, DDP, 28, ORANGE))
         begin = block[-1].ready
-    lanes.append(Lane(work.compute, step.seconds, top, 28, PAPER, ("waits for the ring", "waits")))
-    if step.gpus > 1:
-        for block in blocks:
-            begin, end = block[0].start, block[-1].end
-            busy = sum(bucket.end - bucket.start for bucket in block) / (end - begin)
-            lanes.append(Lane(begin, end, top + 33, 24, PURPLE, busy=busy))
-    return lanes
+        if step.gpus > 1:
+            start, end = block[0].start, block[-1].end
+            busy = sum(bucket.end - bucket.start for bucket in block) / (end - start)
+            lanes.append(Lane(start, end, RING, 24, PURPLE, busy=busy))
+    lanes.append(Lane(work.forward, work.compute, DDP, 28, "none", ("backward",)))
+    return [*lanes, Lane(work.compute, step.seconds, DDP, 28, PAPER, ("waits for the ring", "waits"))]
 
 
 def _data_parallel_lanes(step: Step) -> list[Lane]:
@@ -120,7 +112,7 @@ def _data_parallel_lanes(step: Step) -> list[Lane]:
         (work.compute - work.forward, ORANGE, ("backward",)),
         (copies.gradients, PURPLE, ("gradients to GPU 0", "gradients", "sum")),
     ):
-        lanes.append(Lane(at, at + seconds, LANES + 76, 28, fill, words))
+        lanes.append(Lane(at, at + seconds, OTHER, 28, fill, words))
         at += seconds
     return lanes
 
@@ -128,7 +120,7 @@ def _data_parallel_lanes(step: Step) -> list[Lane]:
 def _readings(y: float, seconds: float | None, speedup: float | None) -> list[str]:
     if seconds is None or speedup is None:
         words = "one process with a thread for each GPU: it cannot leave its machine"
-        return [text(LEFT + 6, y + 6, words, fill=MUTED)]
+        return [text(LEFT + 6, y + 6, words, fill=MUTED, halo=True)]
     work = f"work of {times(speedup)} GPU" + ("" if speedup == 1 else "s")
     return [text(READ, y, duration(seconds), weight="bold"), text(READ, y + 19, work, size=SMALL)]
 
@@ -138,60 +130,111 @@ def _blocks(buckets: Sequence[Bucket]) -> list[Sequence[Bucket]]:
     return [buckets[start : start + several] for start in range(0, len(buckets), several)]
 
 
-def _axis(longest: float, unit: float, y: float) -> list[str]:
-    """Ticks at round times, five at most."""
-    power = 10.0 ** math.floor(math.log10(longest))
-    tick = next(power * part for part in (0.2, 0.5, 1, 2) if longest / (power * part) <= 5.5)
-    body = [line(LEFT, y, RIGHT, y, stroke=MUTED)]
-    for index in range(math.floor(longest / tick * (1 + 1e-9)) + 1):
-        x = LEFT + index * tick * unit
-        body.append(line(x, y, x, y + 5, stroke=MUTED))
-        words = duration(index * tick) if index else "0"
-        body.append(text(x, y + 19, words, size=SMALL, anchor="middle", fill=MUTED))
+def _names(step: Step, axis: Axis) -> str:
+    """What is told of a bucket where the pointer rests on its way through the ring."""
+    found = []
+    for number, (ready, start, end) in enumerate(step.buckets if len(step.buckets) <= BLOCKS else ()):
+        area = rect(axis.x(start), RING, axis.seen(end - start), 24, fill="transparent")
+        way = f"in the ring from {duration(start)} to {duration(end)}"
+        found.append(named(area, f"bucket {number + 1} of {len(step.buckets)}: full at {duration(ready)}, {way}"))
+    return "".join(found)
+
+
+def _chips(step: Step) -> list[str]:
+    """The sizes of a bucket, each to be chosen."""
+    work, x = step.work, LEFT
+    body = [text(MARGIN, CHIPS + 14, "DDP's buckets", size=SMALL, fill=MUTED)]
+    for value, words in BUCKETS.items():
+        here = work.bucket_bytes == (work.gradient_bytes if isinstance(value, str) else value * 2**20)
+        wide = length(words, SMALL, bold=True) + 16
+        chip = rect(x, CHIPS, wide, 20, fill=RULE if here else PAPER, stroke=INK if here else MUTED, radius=10)
+        label = text(x + wide / 2, CHIPS + 14, words, size=SMALL, anchor="middle", weight="bold" if here else "")
+        body.append(clickable(chip + label, f"Gradient bucket: {words}", bucket=value))
+        x += wide + 6
+    return [*body, text(x + 8, CHIPS + 14, f"makes {count(len(step.buckets), 'bucket')}", size=SMALL)]
+
+
+def _ring(step: Step) -> list[str]:
+    """One bucket on its way: the GPUs with their pieces on a ring, and what each hands to the next."""
+    gpus, done = step.gpus, step.hops_done
+    seats: list[int | None] = list(range(gpus))
+    if gpus > SEATS:
+        seats = [0, 1, 2, 3, None, gpus - 3, gpus - 2, gpus - 1]
+    moving = done is not None and done < hops(gpus)
+    body = [
+        text(MARGIN, BELOW, "The ring, one bucket in slow motion", weight="bold"),
+        text(MARGIN, BELOW + 19, _now(step), size=SMALL, fill=MUTED),
+    ]
+    if gpus > 1:
+        whole = [_place(turn / 60) for turn in range(61)]
+        body.append(polyline(whole, stroke=MUTED, width=1.5))
+        sent = f"{(done or 0) / gpus:.3g} of {hops(gpus) / gpus:.3g} buckets"
+        body += [
+            text(MIDDLE, CENTRE - 22, "each GPU has sent", size=SMALL, anchor="middle", fill=MUTED),
+            text(MIDDLE, CENTRE - 4, sent, anchor="middle", weight="bold"),
+            text(MIDDLE, CENTRE + 20, "A bar is a piece, as high", size=SMALL, anchor="middle", fill=MUTED),
+            text(MIDDLE, CENTRE + 37, "as GPUs are summed in it.", size=SMALL, anchor="middle", fill=MUTED),
+        ]
+    for seat, gpu in enumerate(seats):
+        x, y = _place(seat / len(seats))
+        if gpu is None:
+            words = count(gpus - len(seats) + 1, "more GPU").replace("more GPUs", "more")
+            body.append(text(x, y + 5, words, size=SMALL, anchor="middle", halo=True))
+        else:
+            body += _node(step, gpu, x, y)
+        if gpus > 1:
+            passed = (step.hops_passed or 0) - (done or 0) if moving else 0.5
+            turn = (seat + 0.5 + (passed - 0.5) * (1 - len(seats) / 9.5)) / len(seats)
+            body += _message(step, gpus - 4 if gpu is None else gpu, turn, moving)
     return body
 
 
-def _cursor(x: float, bottom: float) -> list[str]:
-    mark = shape([(x - 6, LANES - 8), (x + 6, LANES - 8), (x, LANES)], fill=INK)
-    return [line(x, LANES - 2, x, bottom, width=2), mark]
+def _place(turn: float) -> tuple[float, float]:
+    """A point of the ring, so much of a turn from its top on, as a clock goes."""
+    return MIDDLE + ACROSS * math.sin(2 * math.pi * turn), CENTRE - DOWN * math.cos(2 * math.pi * turn)
 
 
-def _pieces(step: Step, top: float) -> list[str]:
-    """One bucket on every GPU: a row for each GPU, a column for each piece; how full a cell is, is what it sums."""
+def _node(step: Step, gpu: int, x: float, y: float) -> list[str]:
+    """A GPU and its pieces; a finished sum is full and green, and a tick says that all are."""
     gpus, done = step.gpus, step.hops_done
-    body = [text(MARGIN, top, "The ring, one bucket in slow motion", weight="bold")]
-    body.append(text(MARGIN, top + 19, _now(step), size=SMALL, fill=MUTED))
-    left, first, wide, high = 76.0, top + 30, 330.0 / gpus, 190.0 / gpus
-    parts: list[Box] = []
-    sums: list[Box] = []
-    for gpu in range(gpus):
-        y = first + gpu * high
-        if gpus <= 12 or gpu in (0, gpus - 1):
-            body.append(text(MARGIN, y + high / 2 + 5, f"GPU {gpu}", size=SMALL))
-        if done is None:
-            continue
-        for piece in range(gpus):
-            number = held(gpu, piece, gpus, done)
-            part = high * number / gpus
-            (sums if number == gpus else parts).append((left + piece * wide, y + high - part, wide, part))
-    body += [boxes(parts, fill=SKY), boxes(sums, fill=GREEN), _ticks(sums)]
-    edges = range(gpus + 1)
-    body += [line(left + i * wide, first, left + i * wide, first + 190, stroke=MUTED) for i in edges]
-    body += [line(left, first + i * high, left + 330, first + i * high, stroke=MUTED) for i in edges]
-    if done is not None and done < hops(gpus):
-        moving = [(left + sends(gpu, gpus, done) * wide, first + gpu * high) for gpu in range(gpus)]
-        frames = "".join(f"M{num(x)} {num(y)}h{num(wide)}v{num(high)}h{num(-wide)}z" for x, y in moving)
-        body.append(f'<path d="{frames}" fill="none" stroke="{INK}" stroke-width="2.5"/>')
-        tips = "".join(f"M{num(x + wide / 2)} {num(y + high + 5)}l-6 -9h12z" for x, y in moving)
-        body.append(f'<path d="{tips}" fill="{INK}" stroke="{PAPER}"/>')
-    foot = "a row: a GPU; a column: a piece; how full: GPUs summed in it"
-    return [*body, text(MARGIN, first + 190 + 20, foot, size=SMALL, fill=MUTED)]
+    left, low, wide = x - NODE / 2 + 3, y + NODE_HIGH / 2 - 3, (NODE - 6) / step.gpus
+    sums = [0 if done is None else held(gpu, piece, gpus, done) for piece in range(gpus)]
+    bars = [
+        (left + piece * wide, low - PIECES_HIGH * number / gpus, wide, PIECES_HIGH * number / gpus)
+        for piece, number in enumerate(sums)
+    ]
+    parts, whole = (
+        [box for box, number in zip(bars, sums, strict=True) if (number == gpus) == full] for full in (False, True)
+    )
+    found = [
+        rect(x - NODE / 2, y - NODE_HIGH / 2, NODE, NODE_HIGH, fill=PAPER, stroke=INK, radius=3),
+        text(x - NODE / 2 + 5, y - NODE_HIGH / 2 + 13, f"GPU {gpu}", size=SMALL),
+        boxes(parts, fill=SKY, stroke=PAPER),
+        boxes(whole, fill=GREEN, stroke=PAPER),
+    ]
+    if len(whole) == gpus:
+        tick = [(x + 20, y - 11), (x + 24, y - 7), (x + 31, y - 16)]
+        found.append(polyline(tick, stroke=INK, width=2))
+    return found
 
 
-def _ticks(rects: Iterable[Box]) -> str:
-    """A tick in each rectangle: a second sign beside its colour."""
-    data = "".join(f"M{num(x + wide / 2 - 4)} {num(y + high / 2)}l3 4l5 -8" for x, y, wide, high in rects)
-    return f'<path d="{data}" fill="none" stroke="{INK}" stroke-width="2"/>' if data else ""
+def _message(step: Step, gpu: int, turn: float, moving: bool) -> list[str]:
+    """The piece that a GPU hands on, at a point of the ring, and before it an arrow."""
+    x, y = _place(turn)
+    after = _place(turn + 1e-3)
+    way = math.atan2(after[1] - y, after[0] - x)
+    ahead = 12 if moving else 0
+    corners = [
+        (x + ahead * math.cos(way) + far * math.cos(way + side), y + ahead * math.sin(way) + far * math.sin(way + side))
+        for far, side in ((6.0, 0.0), (6.0, 2.2), (6.0, -2.2))
+    ]
+    found = [shape(corners, fill=INK)]
+    if moving and step.hops_done is not None:
+        number = held(gpu, sends(gpu, step.gpus, step.hops_done), step.gpus, step.hops_done)
+        high = PIECES_HIGH * number / step.gpus
+        found.append(rect(x - 5, y - PIECES_HIGH / 2, 10, PIECES_HIGH, fill=PAPER, stroke=INK))
+        found.append(bar(x - 5, y + PIECES_HIGH / 2 - high, 10, high, fill=GREEN if number == step.gpus else SKY))
+    return found
 
 
 def _now(step: Step) -> str:
@@ -209,7 +252,7 @@ def _now(step: Step) -> str:
 
 def _scaling(step: Step, top: float) -> list[str]:
     """Speed against one GPU, for every number of GPUs, all else as it is."""
-    left, right, bottom, high = 494.0, 736.0, top + 220.0, 190.0
+    left, right, bottom, high = 494.0, 736.0, top + 244.0, 214.0
     numbers = range(1, MOST_GPUS + 1)
 
     def at(gpus: float, speedup: float) -> tuple[float, float]:
@@ -249,4 +292,5 @@ def _scaling(step: Step, top: float) -> list[str]:
     body += [
         text(right + 12, y, words, size=SMALL, fill=fill) for y, (_, words, fill) in zip(places, ends, strict=True)
     ]
-    return body
+    ground = rect(left - 14, bottom - high - 8, right - left + 28, high + 32, fill="transparent")
+    return [*body, draggable(ground, "GPUs", Grip("gpus", left, right, 1, MOST_GPUS))]

@@ -100,15 +100,16 @@ class Step(Result):
         return self.seconds * self.moment / FRAMES
 
     @property
-    def hops_done(self) -> int | None:
+    def hops_passed(self) -> float | None:
         """The hops of the bucket shown in slow motion: none before the ring begins, all when it has ended."""
-        if self.now < self.buckets[0].start:
-            return None
-        if self.gpus == 1:
-            return 0
         begin = self.buckets[0].start
-        part = (self.now - begin) / (self.seconds - begin)
-        return min(hops(self.gpus), math.floor(part * hops(self.gpus) + 1e-9))
+        if self.now < begin:
+            return None
+        return min(1.0, (self.now - begin) / (self.seconds - begin)) * hops(self.gpus) if self.gpus > 1 else 0.0
+
+    @property
+    def hops_done(self) -> int | None:
+        return None if self.hops_passed is None else math.floor(self.hops_passed + 1e-9)
 
     @property
     def finding(self) -> str:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from virtualgpu.pictures.style import INK, MUTED, PAPER, RULE, VERMILLION
 from virtualgpu.pictures.svg import SMALL, hatch, length, line, num, rect, shape, text
 
+from .touch import Grip, draggable
+
 Stretch = tuple[float, float]  # from when until when, in seconds
 LETTER = 0.75 * SMALL  # how far letters of the small size reach above their base line
 
@@ -109,6 +111,13 @@ def cursor(axis: Axis, seconds: float, top: float, bottom: float) -> str:
     return line(x, top, x, bottom, stroke=INK, width=1.5) + shape(
         [(x - 6, top - 2), (x + 6, top - 2), (x, top + 8)], fill=VERMILLION
     )
+
+
+def playhead(axis: Axis, until: float, top: float, bottom: float, *, last: int, over: str = "") -> str:
+    """The lanes as the grip of the control `moment`, which goes from 0 to `last` while `until` seconds pass: where they
+    are touched the moment is. `over` lies on them, such as names."""
+    ground = rect(axis.left - 8, top, axis.right - axis.left + 16, bottom - top, fill="transparent")
+    return draggable(ground + over, "Moment", Grip("moment", axis.left, axis.x(until), 0, last))
 
 
 def total(stretches: Iterable[Stretch]) -> float:

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from ..base.simulator import Choice, Play, Simulator, Slider
+from ..base.simulator import Choice, Play, Simulator, Slider, State
 from .model import GPUS, MODE_NAMES
 from .picture import draw
-from .result import Queue, limits, simulate
+from .result import FRAMES, Queue, limits, simulate
 
 ITEMS = {0: "never", 1: "every step", 2: "every second step", 3: "every third step", 6: "after the last step"}
 
@@ -18,14 +18,32 @@ class LaunchQueue(Simulator[Queue]):
 
     controls = (
         Choice("gpu", "A kernel: x + y on", {"": "any GPU: set the time", **{gpu: gpu for gpu in GPUS}}, ""),
-        Slider("kernel", "Kernel time", 1, 200, 20, unit="µs"),
-        Slider("launch", "Launch cost", 1, 50, 5, unit="µs"),
-        Slider("kernels", "Kernels per step", 1, 200, 24),
+        Slider("kernel", "Kernel time", 1, 200, 20, unit="µs", log=True),
+        Slider("launch", "Launch cost", 1, 50, 5, unit="µs", log=True),
+        Slider("kernels", "Kernels per step", 1, 200, 24, log=True),
         Choice("item", "loss.item()", ITEMS, 0),
         Choice("mode", "Launched by", MODE_NAMES, "eager"),
         Slider("streams", "Streams", 1, 4, 1),
         Choice("fills", "One kernel fills", {"all": "the whole GPU", "quarter": "a quarter of the GPU"}, "all"),
-        Play("moment", "Moment", 0, 100, 25, unit="% of the run"),
+        Play("moment", "Moment", 0, FRAMES, 25, unit="%"),
+    )
+    primary = ("kernel", "launch", "moment")
+    states = (
+        State(
+            "A timer that lies",
+            {"kernel": 20, "launch": 5, "kernels": 24, "item": 0, "mode": "eager"},
+            "The timer stops when the host has launched all. How far is the GPU then? Drag the line through the lanes.",
+        ),
+        State(
+            "Launch-bound",
+            {"kernel": 4, "launch": 15, "kernels": 24, "item": 0, "mode": "eager"},
+            "A kernel is shorter than its launch: a faster GPU changes nothing. Click CUDA graph in the list of modes.",
+        ),
+        State(
+            ".item() every step",
+            {"kernel": 4, "launch": 3, "kernels": 8, "item": 1, "mode": "eager"},
+            "The host waits for each loss; then the GPU waits for the host. Who waits in the gaps? Read it less often.",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, line, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, key, length, line, rect, shape, text
 
-from ..base.lanes import Axis, Stretch, blocks, cursor, inside, joined, veil
+from ..base.lanes import Axis, Stretch, blocks, cursor, inside, joined, playhead, veil
+from ..base.touch import clickable, named
 from ..base.words import count, duration, percent
 from .model import MODE_NAMES, MODES, STEPS, Run
-from .result import Queue
+from .result import FRAMES, Queue
 
 WIDTH, LEFT, RIGHT = 860.0, 150.0, 772.0
 HOST, HOST_HIGH = 24.0, 30.0
@@ -31,14 +32,16 @@ def draw(queue: Queue) -> Picture:
         *axis.draw(HOST - 6, low + 4),
         *bars,
         veil(axis, queue.moment, HOST - 4, low + 4),
-        *words,
+        *_flow(queue, axis),
         cursor(axis, queue.moment, HOST - 6, low + 4),
+        *words,
         *_labels(queue),
         *_timers(queue, axis),
         *_comparison(queue),
         *_readouts(queue),
     ]
-    return Picture(WIDTH, BELOW + 104, queue.finding, queue.describe(), tuple(body))
+    grip = playhead(axis, axis.seconds, HOST - 12, low + 4, last=FRAMES, over=_names(queue, axis))
+    return Picture(WIDTH, BELOW + 104, queue.finding, queue.describe(), tuple(body), touched=(grip,))
 
 
 @lru_cache(maxsize=4)
@@ -52,10 +55,8 @@ def _lanes(done: Run, streams: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     ]
     words = [inside(axis, wait, ("waits",), HOST + 20) for wait in joined([*done.items, *done.full], done.end / 600)]
     words += _step_names(done, done.launches, axis, HOST + 20, done.full)
-    each = GPU_HIGH / streams
-    high = min(each - 4, 40)
     for stream in range(streams):
-        top = GPU + each * stream + (each - high) / 2
+        top, high = _lane(stream, streams)
         mine = [kernel for kernel, where in zip(done.kernels, done.streams, strict=True) if where == stream]
         bars.append(rect(LEFT, top, RIGHT - LEFT, high, stroke=RULE))
         bars.append(blocks(axis, mine, top, high, fill=GREEN, stroke=_edge(axis, mine)))
@@ -63,6 +64,38 @@ def _lanes(done: Run, streams: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
             words += _step_names(done, done.kernels, axis, top + high / 2 + 5)
     bars.append(blocks(axis, done.copies, COPIES, COPIES_HIGH, fill=PURPLE, stroke=PURPLE))
     return tuple(bars), tuple(words)
+
+
+def _lane(stream: int, streams: int) -> tuple[float, float]:
+    """Where the kernels of a stream are drawn: from where down, how high."""
+    each = GPU_HIGH / streams
+    high = min(each - 4, 40)
+    return GPU + each * stream + (each - high) / 2, high
+
+
+def _flow(queue: Queue, axis: Axis) -> list[str]:
+    """From the launch of the kernel that runs at the moment to its start."""
+    if queue.at_work is None:
+        return []
+    launched, started = queue.run.launches[queue.at_work][1], queue.run.kernels[queue.at_work][0]
+    top, _ = _lane(queue.run.streams[queue.at_work], queue.work.streams)
+    x, end = axis.x(launched), axis.x(started)
+    return [
+        line(x, HOST + HOST_HIGH, end, top, width=2),
+        dot(x, HOST + HOST_HIGH, 3.5, fill=INK),
+        dot(end, top, 3.5, fill=INK),
+    ]
+
+
+def _names(queue: Queue, axis: Axis) -> str:
+    """Each kernel says what became of it where the pointer rests on it; not those too thin to be pointed at."""
+    found = []
+    for kernel, ((start, end), stream) in enumerate(zip(queue.run.kernels, queue.run.streams, strict=True)):
+        if axis.seen(end - start) >= 3:
+            top, high = _lane(stream, queue.work.streams)
+            area = rect(axis.x(start), top, axis.seen(end - start), high, fill="transparent")
+            found.append(named(area, f"{queue.name(kernel)}: {queue.fate(kernel)}, started at {duration(start)}"))
+    return "".join(found)
 
 
 def _edge(axis: Axis, stretches: Sequence[Stretch]) -> str:
@@ -124,7 +157,7 @@ def _labels(queue: Queue) -> list[str]:
         text(MARGIN, GPU + 34, gpu or "GPU"),
         text(MARGIN, GPU + 52, count(streams, "stream"), size=SMALL, fill=MUTED),
         text(side, GPU + GPU_HIGH / 2 + 5, percent(queue.running), anchor="end", weight="bold"),
-        text(MARGIN, COPIES + 12, ".item() copies", size=SMALL, fill=MUTED),
+        *([text(MARGIN, COPIES + 12, ".item() copies", size=SMALL, fill=MUTED)] if queue.run.copies else []),
     ]
 
 
@@ -144,38 +177,41 @@ def _timers(queue: Queue, axis: Axis) -> list[str]:
 
 
 def _comparison(queue: Queue) -> list[str]:
-    """The same step in every mode."""
+    """The same step in every mode: each row chooses its own."""
     body = [text(MARGIN, BELOW, "this step in each mode (virtual)", size=SMALL, fill=MUTED)]
     left, unit = 244.0, 112 / max(queue.modes)
     for row, (mode, seconds) in enumerate(zip(MODES, queue.modes, strict=True)):
         base = BELOW + 23 + row * 23
         here = mode == queue.work.mode
-        if here:
-            body.append(shape([(MARGIN, base - 10), (MARGIN + 9, base - 5), (MARGIN, base)], fill=INK))
-        body.append(text(MARGIN + 14, base, MODE_NAMES[mode], weight="bold" if here else ""))
-        body.append(bar(left, base - 12, seconds * unit, 15, fill=GREEN if here else PAPER))
-        body.append(text(left + seconds * unit + 8, base, duration(seconds), weight="bold" if here else ""))
+        drawn = (
+            rect(MARGIN - 4, base - 16, 426, 22, fill=PAPER),
+            dot(MARGIN + 5, base - 5, 5, fill=PAPER, stroke=INK)
+            + (dot(MARGIN + 5, base - 5, 3, fill=INK) if here else ""),
+            text(MARGIN + 18, base, MODE_NAMES[mode], weight="bold" if here else ""),
+            bar(left, base - 12, seconds * unit, 15, fill=GREEN if here else PAPER),
+            text(left + seconds * unit + 8, base, duration(seconds), weight="bold" if here else ""),
+        )
+        body.append(clickable("".join(drawn), f"Launched by {MODE_NAMES[mode]}: {duration(seconds)} a step", mode=mode))
     return body
 
 
 def _readouts(queue: Queue) -> list[str]:
-    left, side = 448.0, RIGHT + 70
+    left, side = 470.0, RIGHT + 70
+    moment = duration(queue.moment) if queue.moment else "0"
+    running = queue.at_work
     found = [
-        ("host ahead of the GPU by up to", duration(queue.ahead)),
-        ("of the GPU's capacity in use", percent(queue.used)),
-        ("each .item() costs", duration(queue.item_cost) if queue.run.items else "–"),
-        (
-            f"work before the GPU at {duration(queue.moment) if queue.moment else 0}",
-            duration(queue.behind) if queue.behind > 1e-9 else "none",
-        ),
+        (f"at {moment} the GPU runs", "nothing" if running is None else queue.name(running)),
+        ("", "" if running is None else queue.fate(running)),
+        (f"work before the GPU at {moment}", duration(queue.behind) if queue.behind > 1e-9 else "none"),
+        ("each .item() costs", duration(queue.item_cost))
+        if queue.run.items
+        else ("of the GPU's capacity in use", percent(queue.used)),
     ]
-    body = [
-        key(left, BELOW, "launching", fill=SKY),
-        key(left + 110, BELOW, "waiting", fill=VERMILLION, hatched=True),
-        key(left + 205, BELOW, "kernels", fill=GREEN),
-        key(left + 298, BELOW, "ahead", fill=YELLOW),
-    ]
+    body = (
+        [key(left, BELOW, "the host waits", fill=VERMILLION, hatched=True)] if queue.run.items or queue.run.full else []
+    )
     for row, (name, value) in enumerate(found):
         base = BELOW + 23 + row * 23
-        body += [text(left, base, name), text(side, base, value, anchor="end", weight="bold")]
+        body += [text(left, base, name)] if name else []
+        body += [text(side, base, value, anchor="end", weight="bold" if name else "")] if value else []
     return body

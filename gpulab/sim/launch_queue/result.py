@@ -24,6 +24,7 @@ from .model import (
 )
 
 VIRTUAL = "virtual"
+FRAMES = 100
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,21 @@ class Queue(Result):
         """How much work the GPU has before it at the moment, in seconds."""
         return self.run.behind(self.moment)
 
+    @cached_property
+    def at_work(self) -> int | None:
+        """The number in `run.kernels` of the first that runs at the moment."""
+        return next((i for i, (start, end) in enumerate(self.run.kernels) if start <= self.moment < end), None)
+
+    def name(self, kernel: int) -> str:
+        each = len(self.run.kernels) // STEPS
+        part = f", kernel {kernel % each + 1}" if self.work.launches > 1 else ""
+        return f"step {self.run.steps[kernel] + 1}{part}"
+
+    def fate(self, kernel: int) -> str:
+        """When it was launched and how long it waited for the GPU."""
+        launched, started = self.run.launches[kernel][1], self.run.kernels[kernel][0]
+        return f"launched at {duration(launched)}, waited {_time(started - launched)}"
+
     @property
     def finding(self) -> str:
         launches = count(self.work.launches, "launch")
@@ -127,7 +143,9 @@ class Queue(Result):
         ]
         modes = zip(MODES, self.modes, strict=True)
         rows += [(f"step, {MODE_NAMES[mode]}", duration(took), VIRTUAL) for mode, took in modes]
+        runs = "nothing" if self.at_work is None else f"{self.name(self.at_work)}, {self.fate(self.at_work)}"
         now = f"{percent(launched / len(self.run.launches))} launched, work before the GPU: {_time(self.behind)}"
+        now += f"; it runs {runs}"
         return [*rows, (f"at {duration(moment) if moment else 0}", now, VIRTUAL)]
 
 
@@ -143,7 +161,7 @@ def simulate(
     done = run(work)
     without_items = seconds(replace(work, item=0)) if item else done.end
     modes = tuple((done.end if other == mode else seconds(replace(work, mode=other))) / STEPS for other in MODES)
-    return Queue(gpu, work, done, without_items, modes, done.end * moment / 100)
+    return Queue(gpu, work, done, without_items, modes, done.end * moment / FRAMES)
 
 
 def limits(values: Mapping[str, Any]) -> dict[str, Limit]:

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from ..base.simulator import Choice, Flag, Play, Simulator, Slider
-from .model import BATCHES, MOST_WORKERS
+from ..base.simulator import Choice, Flag, Play, Simulator, Slider, State
+from .model import BATCHES, MOST_PREFETCH, MOST_WORKERS
 from .picture import draw
-from .result import Feed, simulate
+from .result import FRAMES, Feed, simulate
 
 GPUS = ("T4", "RTX4090", "L4", "A100-80", "H100", "H200", "B200")
 
@@ -18,17 +18,35 @@ class Pipeline(Simulator[Feed]):
 
     controls = (
         Choice("gpu", "GPU and its link", {gpu: gpu for gpu in GPUS}, "T4"),
-        Slider("load", "Loading a batch", 1, 200, 60, unit="ms"),
+        Slider("load", "Loading a batch", 1, 200, 60, unit="ms", log=True),
         Slider("spread", "Spread of loading", 0, 100, 30, unit="%"),
         Slider("workers", "num_workers", 0, MOST_WORKERS, 0),
-        Slider("prefetch", "prefetch_factor", 1, 8, 2),
+        Slider("prefetch", "prefetch_factor", 1, MOST_PREFETCH, 2),
         Flag("persistent", "persistent_workers", False),
-        Slider("batch", "Batch", 1, 512, 64, unit="MiB"),
+        Slider("batch", "Batch", 1, 512, 64, unit="MiB", log=True),
         Flag("pinned", "pin_memory", False),
         Flag("non_blocking", "non_blocking copies", False),
         Flag("side", "Copies in a side stream", False),
-        Slider("compute", "Computing a step", 1, 200, 25, unit="ms"),
-        Play("moment", "Moment", 0, 100, 100, unit="% of the run"),
+        Slider("compute", "Computing a step", 1, 200, 25, unit="ms", log=True),
+        Play("moment", "Moment", 0, FRAMES, FRAMES, unit="%"),
+    )
+    primary = ("load", "compute", "workers")
+    states = (
+        State(
+            "No workers",
+            {"workers": 0, "pinned": False, "non_blocking": False, "side": False},
+            "One process loads, copies and launches, one after the other. What would you change first? Flip a switch.",
+        ),
+        State(
+            "Three workers",
+            {"workers": 3, "pinned": False, "non_blocking": False, "side": False},
+            "Batches are ready all the time, and the GPU still waits: drag the dot to 8 workers. What is in its way?",
+        ),
+        State(
+            "Copies beside it",
+            {"workers": 3, "pinned": True, "non_blocking": True, "side": True},
+            "Pinned memory, a stream of their own: copies pass beside computing. Which switch could you do without?",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

@@ -16,7 +16,7 @@ from virtualgpu.clock import rates
 from virtualgpu.clock.clock import Clock, Span
 from virtualgpu.clock.rates import Rates
 
-MOST_WORKERS = 8
+MOST_WORKERS = MOST_PREFETCH = 8
 EPOCHS, BATCHES = 2, 8  # in the picture
 # Steps that the host is ahead at most, as launches of a step of some 340 kernels fill the queue of 1024.
 AHEAD = 3

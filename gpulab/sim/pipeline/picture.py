@@ -9,20 +9,21 @@ from virtualgpu.clock.clock import Span
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, key, line, polyline, rect, shape, text
 
-from ..base.lanes import Axis, Stretch, blocks, cursor, inside, veil
+from ..base.lanes import Axis, Stretch, blocks, cursor, inside, playhead, veil
+from ..base.touch import Grip, clickable, draggable
 from ..base.words import count, duration, percent
-from .model import MOST_WORKERS, Run, Work
-from .result import Feed
+from .model import BATCHES, EPOCHS, MOST_WORKERS, Run, Work
+from .result import FRAMES, Change, Feed
 
 WIDTH, LEFT, RIGHT, SIDE = 860.0, 150.0, 772.0, 842.0
-WORKERS, WORKERS_HIGH = 24.0, 72.0
-READY, READY_HIGH = 104.0, 26.0
-MAIN, MAIN_HIGH = 140.0, 24.0
-PIN, PIN_HIGH = 171.0, 14.0
-COPY, COPY_HIGH = 192.0, 18.0
-GPU, GPU_HIGH = 217.0, 26.0
+WORKERS, WORKERS_HIGH = 24.0, 60.0
+READY, READY_HIGH = 92.0, 22.0
+MAIN, MAIN_HIGH = 121.0, 24.0
+PIN, PIN_HIGH = 150.0, 14.0
+COPY, COPY_HIGH = 169.0, 18.0
+GPU, GPU_HIGH = 192.0, 26.0
 LOW = GPU + GPU_HIGH + 4
-BELOW = 342.0
+BELOW = 304.0
 
 
 def draw(feed: Feed) -> Picture:
@@ -34,13 +35,15 @@ def draw(feed: Feed) -> Picture:
         *bars,
         veil(axis, feed.moment, WORKERS - 4, LOW),
         *words,
+        *_first_waits(feed, axis),
         cursor(axis, feed.moment, WORKERS - 6, LOW),
         *_labels(feed),
-        *_legend(feed),
+        *_keys(feed),
         *_over_workers(feed),
         *_buys(feed),
     ]
-    return Picture(WIDTH, BELOW + 164, feed.finding, feed.describe(), tuple(body))
+    grip = playhead(axis, axis.seconds, WORKERS - 12, LOW, last=FRAMES)
+    return Picture(WIDTH, BELOW + 152, feed.finding, feed.describe(), tuple(body), touched=(grip,))
 
 
 @lru_cache(maxsize=4)
@@ -81,6 +84,17 @@ def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(bars), tuple(words)
 
 
+def _first_waits(feed: Feed, axis: Axis) -> list[str]:
+    """How long the GPU has nothing to do at the start of an epoch, where that is more than a step."""
+    found = []
+    for epoch in range(EPOCHS):
+        since, idle = feed.run.computed[epoch * BATCHES - 1] if epoch else 0.0, feed.idle(epoch)
+        if idle > feed.work.compute:
+            names = (f"{duration(idle)} until the first batch is there", f"waits {duration(idle)}")
+            found.append(inside(axis, (since, since + idle), names, GPU + 18))
+    return found
+
+
 def _stretch(span: Span) -> Stretch:
     return span.start, span.start + span.seconds
 
@@ -105,7 +119,6 @@ def _labels(feed: Feed) -> list[str]:
     none = "0 workers" if not work.workers else count(work.workers, "worker")
     middle = WORKERS + WORKERS_HIGH / 2
     body = [
-        text(SIDE, WORKERS - 11, "busy", size=SMALL, anchor="end", fill=MUTED),
         text(MARGIN, middle, none),
         text(MARGIN, READY + 17, "batches ready"),
         text(MARGIN, MAIN + 17, "main process"),
@@ -130,30 +143,29 @@ def _labels(feed: Feed) -> list[str]:
         body.append(text(SIDE, READY + 17, f"of {most}", size=SMALL, anchor="end", fill=MUTED))
         body.append(text(SIDE, middle + 5, percent(feed.loading), anchor="end", weight="bold"))
     else:
-        words = "the main process loads every batch itself"
-        body.append(text((LEFT + RIGHT) / 2, middle + 5, words, anchor="middle", halo=True))
+        words = "none: the main process loads"
+        body.append(text(LEFT + 8, middle + 5, words, halo=True))
         body.append(text(SIDE, MAIN + 17, percent(feed.loading + feed.pinning), anchor="end", weight="bold"))
     if work.pinned and work.workers:
         body.append(text(SIDE, PIN + 12, percent(feed.pinning), anchor="end", weight="bold"))
     return body
 
 
-def _legend(feed: Feed) -> list[str]:
-    base = LOW + 62
+def _keys(feed: Feed) -> list[str]:
+    base = LOW + 57
     return [
-        text(MARGIN, base - 22, f"at {duration(feed.moment) if feed.moment else 0}: {feed.now}", size=SMALL),
-        key(MARGIN, base, "loading", fill=SKY),
-        key(MARGIN + 98, base, "pinning", fill=ORANGE),
-        key(MARGIN + 196, base, "copying", fill=PURPLE),
-        key(MARGIN + 298, base, "computing", fill=GREEN),
-        key(MARGIN + 420, base, "waits for a batch", fill=VERMILLION, hatched=True),
-        key(MARGIN + 592, base, "waits for a copy or the GPU", fill=YELLOW),
+        text(MARGIN, base - 21, f"at {duration(feed.moment) if feed.moment else 0}: {feed.now}", size=SMALL),
+        key(MARGIN, base, "loads", fill=SKY),
+        key(MARGIN + 78, base, "pins", fill=ORANGE),
+        key(MARGIN + 152, base, "waits for a batch", fill=VERMILLION, hatched=True),
+        key(MARGIN + 316, base, "waits for a copy or the GPU", fill=YELLOW),
+        text(SIDE, base, "busy in the long run", size=SMALL, anchor="end", fill=MUTED),
     ]
 
 
 def _over_workers(feed: Feed) -> list[str]:
     """A step with each number of workers."""
-    left, right, top, low = 66.0, 370.0, BELOW + 18, BELOW + 122
+    left, right, top, low = 66.0, 370.0, BELOW + 16, BELOW + 108
     most = max(feed.by_workers)
     apart, unit = (right - left) / MOST_WORKERS, (low - top) / most
 
@@ -178,22 +190,38 @@ def _over_workers(feed: Feed) -> list[str]:
         body.append(text(x, low + 18, str(n), size=SMALL, anchor="middle", weight="bold" if here else "", fill=INK))
     body.append(text(right + 8, low + 36, feed.gains, size=SMALL, anchor="end"))
     body.append(text(left, low + 36, "- - GPU alone", size=SMALL, fill=MUTED))
-    return body
+    ground = rect(left - 14, top - 10, right - left + 28, low - top + 34, fill="transparent")
+    return [*body, draggable(ground, "num_workers", Grip("workers", left, right, 0, MOST_WORKERS))]
 
 
 def _buys(feed: Feed) -> list[str]:
-    """What each choice does, against the same loop without it."""
-    left = 420.0
+    """What each choice does, against the same loop without it: each row is its switch."""
+    left = 418.0
     body = [text(left, BELOW, f"a step of {duration(feed.step)}: each choice alone (virtual)", size=SMALL, fill=MUTED)]
     for row, change in enumerate(feed.changes):
-        base = BELOW + 25 + row * 23
+        base = BELOW + 25 + row * 22
         nothing = change.nothing(feed.step)
-        fill = RULE if nothing else GREEN if change.seconds < 0 else VERMILLION
-        body.append(rect(left, base - 11, 12, 12, fill=fill if change.on else PAPER, stroke=INK))
-        if change.on:
-            tick = [(left + 2, base - 5), (left + 5, base - 2), (left + 10, base - 9)]
-            body.append(polyline(tick, stroke=INK, width=2))
-        body.append(text(left + 20, base, change.name, weight="" if nothing else "bold"))
-        words = change.words(feed.step)
-        body.append(text(SIDE, base, words, anchor="end", weight="" if nothing else "bold"))
+        weight, words = "" if nothing else "bold", change.words(feed.step)
+        drawn = (
+            rect(left - 6, base - 16, SIDE - left + 12, 22, fill=PAPER),
+            _switch(
+                left,
+                base - 5,
+                change,
+                getattr(feed.work, change.control),
+                RULE if nothing else GREEN if change.seconds < 0 else VERMILLION,
+            ),
+            text(left + 34, base, change.name, weight=weight),
+            text(SIDE, base, words, anchor="end", weight=weight),
+        )
+        body.append(clickable("".join(drawn), f"{change.name}: {words}", **{change.control: change.other}))
     return body
+
+
+def _switch(x: float, y: float, change: Change, now: int, fill: str) -> str:
+    """A switch with its knob to the left or, if on, to the right; what is a number has a step."""
+    if not isinstance(change.other, bool):
+        sign = "+" if change.other > now else "−"
+        return rect(x + 6, y - 8, 16, 16, stroke=INK, radius=3) + text(x + 14, y + 5, sign, anchor="middle")
+    knob = dot(x + (20 if change.on else 8), y, 5, fill=INK if change.on else PAPER, stroke=INK)
+    return rect(x, y - 8, 28, 16, fill=fill if change.on else PAPER, stroke=INK, radius=8) + knob

@@ -10,23 +10,27 @@ from virtualgpu.clock.clock import Span
 
 from ..base.simulator import Result, Row
 from ..base.words import count, duration, percent
-from .model import MOST_WORKERS, Run, Work, first_wait, shown, steady
+from .model import BATCHES, MOST_PREFETCH, MOST_WORKERS, Run, Work, first_wait, shown, steady
 
 VIRTUAL = "virtual"
 
 
 RECORDED = "recorded: fork on Linux, 16 ms a worker"
+FRAMES = 100
 
 
 LEAST = 0.01  # of a step: a smaller difference is none
 
 
 class Change(NamedTuple):
-    """One choice made the other way: what having it does to `per`, a step or an epoch; negative seconds are saved."""
+    """One choice made the other way, or a number one further: what having it does to `per`, a step or an epoch;
+    negative seconds are saved."""
 
     name: str
     on: bool
     seconds: float
+    control: str
+    other: int  # its value, made the other way; a bool of a switch
     per: str = "step"
 
     def nothing(self, step: float) -> bool:
@@ -70,6 +74,11 @@ class Feed(Result):
     def pinning(self) -> float:
         return self.work.pin / self.step
 
+    def idle(self, epoch: int) -> float:
+        """How long the GPU has nothing to compute before an epoch's first batch, in seconds."""
+        first, computed = epoch * BATCHES, self.run.computed
+        return computed[first] - self.work.compute - (computed[first - 1] if epoch else 0.0)
+
     @property
     def enough(self) -> int:
         """From this many workers on, more do not help."""
@@ -99,10 +108,10 @@ class Feed(Result):
     @property
     def finding(self) -> str:
         work, step, workers = self.work, duration(self.step), self.work.workers
-        found = f"The GPU computes {percent(self.computing)} of the time"
+        found = f"In the long run the GPU computes {percent(self.computing)} of the time"
         if self.computing >= 0.97:
             spare = f"; {count(self.enough, 'worker')} would do" if self.enough < workers else ""
-            return f"{found}: a step takes {step}, and neither loading nor copying holds it up{spare}"
+            return f"{found}, {step} a step: only the first batch keeps it waiting, {duration(self.idle(0))}{spare}"
         if not workers:
             then = ", then copies it" if self.copying > 0.05 else ""
             return f"{found}: in each step of {step} the main process loads a batch{then}, and the GPU waits"
@@ -115,10 +124,9 @@ class Feed(Result):
             return f"{found}: a copy takes {duration(work.copy)}, longer than all else; more workers do not help"
         if not work.side and self.computing + self.copying > 0.97:
             return f"{found}: it stands still in each copy of {duration(work.copy)}, and more workers do not help"
-        names = ("one more worker", "a larger prefetch_factor")
-        gain, what = min(
-            (change.seconds, name) for change, name in zip(self.changes, names, strict=False) if not change.on
-        )
+        names = {"workers": "one more worker", "prefetch": "a larger prefetch_factor"}
+        further = (change for change in self.changes if change.control in names)
+        gain, what = min((change.seconds, names[change.control]) for change in further)
         if gain < -LEAST * self.step:
             return f"{found}: now and then it waits for a slow batch; {what} would save {duration(-gain)}"
         return f"{found}: loading, pinning and copying hold it up in turns"
@@ -177,28 +185,28 @@ def simulate(
     )
     done, (step, fetch) = shown(work), steady(work)
     by_workers = tuple(steady(replace(work, workers=n)).step for n in range(MOST_WORKERS + 1))
-    return Feed(work, done, step, fetch, by_workers, _changes(work, done, step), done.end * moment / 100)
+    return Feed(work, done, step, fetch, by_workers, _changes(work, done, step), done.end * moment / FRAMES)
 
 
 @lru_cache(maxsize=8)
 def _changes(work: Work, done: Run, step: float) -> tuple[Change, ...]:
     """Each choice against its neighbour."""
 
-    def against(**other: bool | int) -> float:
+    def against(**other: int) -> float:
         return step - steady(replace(work, **other)).step  # type: ignore[arg-type]
 
-    full = work.workers == MOST_WORKERS
-    more = against(workers=work.workers - 1) if full else -against(workers=work.workers + 1)
-    deeper = -against(prefetch=work.prefetch + 1) if work.workers else 0.0
-    found = [
-        Change(f"worker {work.workers if full else work.workers + 1}", full, more),
-        Change(f"prefetch_factor {work.prefetch + 1}", False, deeper),
-    ]
+    found = []
+    for name, field, most in (("num_workers", "workers", MOST_WORKERS), ("prefetch_factor", "prefetch", MOST_PREFETCH)):
+        now = getattr(work, field)
+        other = now + 1 if now < most else now - 1
+        found.append(Change(f"{name} {now} → {other}", False, -against(**{field: other}), field, other))
     for name, field in (("pin_memory", "pinned"), ("non_blocking", "non_blocking"), ("side stream", "side")):
         on = getattr(work, field)
-        found.append(Change(name, on, against(**{field: False}) if on else -against(**{field: True})))
-    other = first_wait(shown(replace(work, persistent=not work.persistent)), 1) - first_wait(done, 1)
-    found.append(Change("persistent_workers", work.persistent, -other if work.persistent else other, "epoch"))
+        gain = against(**{field: not on})
+        found.append(Change(name, on, gain if on else -gain, field, not on))
+    on = work.persistent
+    longer = first_wait(shown(replace(work, persistent=not on)), 1) - first_wait(done, 1)
+    found.append(Change("persistent_workers", on, -longer if on else longer, "persistent", not on, "epoch"))
     return tuple(found)
 
 

@@ -5,7 +5,7 @@ The controls; the numbers come from `model`, `picture` draws them.
 
 from __future__ import annotations
 
-from ..base.simulator import Choice, Flag, Play, Simulator, Slider
+from ..base.simulator import Choice, Flag, Play, Simulator, Slider, State
 from .model import (
     FRAMES,
     PRECISION_WORDS,
@@ -24,12 +24,30 @@ class StepMemory(Simulator[Step]):
         Slider("layers", "Layers", 1, 48, 24),
         Slider("segments", "Segments", 1, 48, 4),
         Flag("again", "Compute the last segment again too", False),
-        Slider("interior", "A layer keeps", 1, 1000, 544, unit="MiB"),
-        Slider("boundary", "Of it, its input", 1, 200, 32, unit="MiB"),
-        Slider("parameters", "Parameters, a layer", 0, 200, 12, unit="M"),
-        Slider("cost", "Forward, a layer", 1, 100, 10, unit="ms"),
+        Slider("interior", "A layer keeps", 1, 1000, 544, unit="MiB", log=True),
+        Slider("boundary", "Of it, its input", 1, 200, 32, unit="MiB", log=True),
+        Slider("parameters", "Parameters, a layer", 0, 200, 12, unit="M", log=True),
+        Slider("cost", "Forward, a layer", 1, 100, 10, unit="ms", log=True),
         Choice("precision", "Precision", PRECISION_WORDS, "fp32"),
         Slider("micro_batches", "Micro-batches", 1, 8, 1),
+    )
+    primary = ("moment", "segments", "layers")
+    states = (
+        State(
+            "Keep everything",
+            {"segments": 1, "again": False},
+            "Every layer keeps its inside until its backward pass. When is the memory fullest? Drag the line there.",
+        ),
+        State(
+            "Four segments",
+            {"segments": 4, "again": False},
+            "Three of the four are computed again: three humps more. Which bar on the right keeps least? Click it.",
+        ),
+        State(
+            "One segment too many",
+            {"segments": 13, "again": False},
+            "24 layers do not divide by 13, and the last segment gets all that is left. Click bar 12, then bar 13.",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

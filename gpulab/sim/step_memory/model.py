@@ -132,12 +132,22 @@ class Step(Result):
         """The number of segments that keeps the least, the fewest of them."""
         return min(range(1, self.sizes.layers + 1), key=lambda number: kept(self.sizes, number))
 
+    @cached_property
+    def jump(self) -> int | None:
+        """The number of segments that keeps most beyond what one segment less keeps; None if none does."""
+        worst = max(range(1, self.sizes.layers + 1), key=lambda number: rise(self.sizes, number))
+        return worst if rise(self.sizes, worst) > 0 else None
+
     @property
     def finding(self) -> str:
         number, peak, plain = len(self.segments), size(self.peak.total), size(self.plain_peak)
         compute = f"{percent(self.extra)} more compute"
         if not any(self.again):
             return f"Nothing is computed again: the peak is {plain}, at {self.peak.words}{self._better}"
+        if not self.again[-1] and number > 1 and rise(self.sizes, number) > 0:
+            last = f"the last has {len(self.segments[-1])} of {count(self.sizes.layers, 'layer')}"
+            found = f"{number} segments keep more than {number - 1}, for {last}"
+            return f"{found}; the peak is {peak} instead of {plain}, with {compute}"
         if not self.again[-1]:
             saved = f"a peak of {peak} instead of {plain}" if peak != plain else f"the peak stays {peak}"
             return f"{count(number, 'segment')}: {saved}, for {compute}{self._better}"
@@ -193,10 +203,20 @@ def cut(layers: int, segments: int) -> tuple[range, ...]:
     return tuple(range(start, end) for start, end in zip(starts, [*starts[1:], layers], strict=True))
 
 
+def in_last(layers: int, segments: int) -> int:
+    """The layers of the last segment."""
+    return layers - (segments - 1) * (layers // segments)
+
+
 def kept(sizes: Sizes, segments: int) -> int:
     """Bytes of activations that are kept when most are: each segment's input, and all of the last segment."""
-    last = sizes.layers - (segments - 1) * (sizes.layers // segments)
-    return (segments - 1) * sizes.boundary + last * sizes.interior
+    return (segments - 1) * sizes.boundary + in_last(sizes.layers, segments) * sizes.interior
+
+
+def rise(sizes: Sizes, segments: int) -> int:
+    """What more is kept than with one segment less, where that is because the last segment is longer; else 0."""
+    longer = segments > 1 and in_last(sizes.layers, segments) > in_last(sizes.layers, segments - 1)
+    return kept(sizes, segments) - kept(sizes, segments - 1) if longer else 0
 
 
 def simulate(

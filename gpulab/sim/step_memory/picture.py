@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, line, num, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, line, num, polyline, rect, shape, text
 
+from ..base.lanes import Axis, cursor, playhead, round_step
+from ..base.touch import Grip, draggable
 from ..base.words import duration, percent, size
 from .model import (
     CATEGORIES,
     FRAMES,
     Step,
+    in_last,
     kept,
     now_alive,
     since,
@@ -22,8 +25,9 @@ from .model import (
 
 WIDTH, HEIGHT = 860.0, 452.0
 STRIP, STRIP_HIGH = 26.0, 38.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 600.0, 128.0, 368.0  # of the curve
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 600.0, 128.0, 356.0  # of the curve
 PANEL = 640.0
+BASE, HIGH = BOTTOM + 26, 66.0  # of the bars in the panel
 COLUMNS = 220  # of the curve at most
 STROKE = 7.0  # from one stroke of a hatched part to the next
 FILLS = dict(zip(CATEGORIES, (SKY, RULE, GREEN, ORANGE, PURPLE, YELLOW), strict=True))
@@ -32,7 +36,12 @@ FILLS = dict(zip(CATEGORIES, (SKY, RULE, GREEN, ORANGE, PURPLE, YELLOW), strict=
 def draw(step: Step) -> Picture:
     """The layers at the moment, the curve over the step, the bytes at the moment, the choice of segments."""
     body = (*_layers(step), *_curve(step), *_now(step), *_choice(step))
-    return Picture(WIDTH, HEIGHT, step.finding, step.describe(), body)
+    grip = playhead(_axis(step), step.seconds, TOP - 8, BOTTOM + 16, last=FRAMES)
+    return Picture(WIDTH, HEIGHT, step.finding, step.describe(), body, touched=(grip, *_bars_as_grip(step)))
+
+
+def _axis(step: Step) -> Axis:
+    return Axis(LEFT, RIGHT, step.seconds)
 
 
 def _layers(step: Step) -> list[str]:
@@ -97,11 +106,7 @@ def _curve(step: Step) -> list[str]:
     high = (BOTTOM - TOP) / most
     columns = list(_columns(step))
     found = [text(MARGIN, TOP - 10, "memory, GiB (virtual)", size=SMALL, fill=MUTED)]
-    tick = next(
-        t
-        for t in (5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-        if most / 2**30 / t <= 6
-    )
+    tick = round_step(most / 2**30 / 6)
     level = 0.0
     while level * 2**30 < most:
         y = BOTTOM - level * 2**30 * high
@@ -142,9 +147,9 @@ def _marks(step: Step, high: float) -> list[str]:
     words = f"peak {size(step.peak.total)}"
     half = length(words, bold=True) / 2
     at = min(max(x, LEFT + half), RIGHT - half)
-    now = LEFT + (RIGHT - LEFT) * step.frame / FRAMES  # it moves with the slider, also within a layer's pass
     found = [
-        line(now, TOP - 4, now, BOTTOM + 14, stroke=INK, width=2),
+        # it moves with the slider, also within a layer's pass
+        cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, BOTTOM + 14),
         shape([(x - 5, y - 9), (x + 5, y - 9), (x, y - 1)], fill=INK),
     ]
     if y - plain > 44:
@@ -186,7 +191,12 @@ def _phases(step: Step) -> list[str]:
         why = "Every layer keeps its inside until its backward pass."
     elif step.again[-1]:
         why = "The last segment goes and comes back at once: backward begins with it."
-    return [*found, text(LEFT, BOTTOM + 56, extra, size=SMALL), text(LEFT, BOTTOM + 74, why, size=SMALL)]
+    found += [text(LEFT, BOTTOM + 54, extra, size=SMALL), text(LEFT, BOTTOM + 72, why, size=SMALL)]
+    if step.jump:
+        now, before = (in_last(step.sizes.layers, number) for number in (step.jump, step.jump - 1))
+        words = f"From {step.jump - 1} to {step.jump} segments more is kept: the last has {now} layers, not {before}."
+        found.append(text(LEFT, BOTTOM + 90, words, size=SMALL))
+    return found
 
 
 def _now(step: Step) -> list[str]:
@@ -204,30 +214,48 @@ def _now(step: Step) -> list[str]:
 
 
 def _choice(step: Step) -> list[str]:
-    """What each number of segments keeps, the chosen one filled, the best one marked."""
+    """What each number of segments keeps, the chosen one filled, the best one and the largest rise marked."""
     sizes, chosen = step.sizes, len(step.segments)
-    base, high, room = BOTTOM + 14, 62.0, WIDTH - MARGIN - PANEL
-    found = [text(PANEL, base - high - 24, "activations kept, by segments", size=SMALL, fill=MUTED)]
-    wide = room / sizes.layers
     most = sizes.layers * sizes.interior
+    wide = min(_pitch(step) - (1 if _pitch(step) > 3 else 0), 40)
+    found = [text(PANEL, BASE - HIGH - 18, "activations kept, by segments", size=SMALL, fill=MUTED)]
+
+    def place(number: int) -> tuple[float, float]:
+        """The middle of a bar's upper edge."""
+        return _middle(step, number), BASE - max(1.5, HIGH * kept(sizes, number) / most)
+
     for number in range(1, sizes.layers + 1):
-        tall = max(1.5, high * kept(sizes, number) / most)
-        x = PANEL + (number - 1) * wide
-        gap = 1 if wide > 3 else 0
-        picked = number == chosen
-        found.append(
-            rect(x, base - tall, min(wide - gap, 40), tall, fill=INK if picked else RULE, stroke=INK if picked else "")
-        )
-        if number == step.best:
-            middle = x + min(wide - gap, 40) / 2
-            found.append(
-                shape(
-                    [(middle - 5, base - tall - 12), (middle + 5, base - tall - 12), (middle, base - tall - 3)],
-                    fill=INK,
-                )
-            )
-    found.append(text(PANEL, base + 19, f"now {chosen}: {size(kept(sizes, chosen))}", size=SMALL, weight="bold"))
+        (x, y), picked = place(number), number == chosen
+        fill, edge = (INK, INK) if picked else (RULE, "")
+        found.append(rect(x - wide / 2, y, wide, BASE - y, fill=fill, stroke=edge))
+    x, y = place(step.best)
+    found.append(shape([(x - 5, y - 12), (x + 5, y - 12), (x, y - 3)], fill=INK))
+    if step.jump:
+        (before, low), (x, y) = place(step.jump - 1), place(step.jump)
+        half = length(words := f"{step.jump - 1} → {step.jump}", SMALL) / 2
+        found.append(polyline([(before, low - 3), (before, y - 3), (x, y - 3)], stroke=VERMILLION, width=2.5))
+        found.append(text(min(x, WIDTH - MARGIN - half), y - 8, words, size=SMALL, anchor="middle", halo=True))
     best = f"▼ least, {step.best}: {size(kept(sizes, step.best))}"
-    found.append(text(PANEL, base + 37, best, size=SMALL))
-    found.append(text(PANEL, base + 55, f"√(L·interior/boundary): {step.formula:.1f}", size=SMALL))
-    return found
+    return [
+        *found,
+        text(PANEL, BASE + 19, f"now {chosen}: {size(kept(sizes, chosen))}", size=SMALL, weight="bold"),
+        text(PANEL, BASE + 37, best, size=SMALL),
+        text(PANEL, BASE + 55, f"√(L·interior/boundary): {step.formula:.1f}", size=SMALL),
+    ]
+
+
+def _pitch(step: Step) -> float:
+    """From one bar of `_choice` to the next."""
+    return (WIDTH - MARGIN - PANEL) / step.sizes.layers
+
+
+def _middle(step: Step, segments: int) -> float:
+    return PANEL + (segments - 1) * _pitch(step) + min(_pitch(step), 40) / 2
+
+
+def _bars_as_grip(step: Step) -> list[str]:
+    """The bars choose the number of segments: that under the pointer."""
+    if (layers := step.sizes.layers) == 1:
+        return []
+    ground = rect(PANEL - 4, BASE - HIGH - 12, WIDTH - MARGIN - PANEL + 8, HIGH + 16, fill="transparent")
+    return [draggable(ground, "Segments", Grip("segments", _middle(step, 1), _middle(step, layers), 1, layers))]
