@@ -243,9 +243,10 @@ const MAKERS = { slider: makeSlider, play: makePlay, choice: makeChoice, flag: m
 
 // An element with data-drag="NAME" moves that control along x (or y, with data-axis), from data-from to data-to in the
 // picture's own coordinates, over data-low to data-high; data-set holds values that a click sets; data-add a command.
+// data-drop holds a rectangle (x, y, width, height) into which a piece is carried to be clicked there.
 function makePicture(controls, wire) {
   const node = make("div", { class: "gpulab-picture" });
-  let held;
+  let held, carried, acted = false;
   const place = (event, svg, axis) => {
     const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
     return axis === "y" ? point.y : point.x;
@@ -266,6 +267,7 @@ function makePicture(controls, wire) {
       from: part("from"), to: part("to"), low: part("low"), high: part("high") };
   });
   const act = (target) => {
+    acted = true;
     if (target.dataset.set) {
       const values = JSON.parse(target.dataset.set);
       wire.ask(values);
@@ -274,7 +276,24 @@ function makePicture(controls, wire) {
       controls[name].add(command);
     }
   };
+  const carry = (event) => {
+    const { piece, x, y } = carried, dx = event.clientX - x, dy = event.clientY - y;
+    if (!piece.isConnected || (!carried.moved && Math.hypot(dx, dy) < 5)) return;
+    if (!carried.moved) node.setPointerCapture(event.pointerId);
+    carried.moved = true;
+    node.dataset.held = "";
+    const { a } = piece.ownerSVGElement.getScreenCTM();
+    piece.setAttribute("transform", `translate(${dx / a} ${dy / a})`);
+  };
+  const drop = (event) => {
+    const { piece } = carried, svg = node.querySelector("svg");
+    const [x, y, width, height] = piece.dataset.drop.split(" ").map(Number);
+    const right = place(event, svg, "x") - x, down = place(event, svg, "y") - y;
+    if (right >= 0 && right <= width && down >= 0 && down <= height) act(piece.querySelector("[data-set],[data-add]"));
+  };
   node.addEventListener("pointerdown", (event) => {
+    const piece = event.button ? null : event.target.closest?.("[data-drop]");
+    carried = piece ? { piece, x: event.clientX, y: event.clientY } : undefined;
     const target = event.target.closest?.("[data-drag]");
     if (!target || event.button) return;
     held = grips(target);
@@ -284,13 +303,21 @@ function makePicture(controls, wire) {
     target.focus?.({ preventScroll: true });
     follow(event);
   });
-  node.addEventListener("pointermove", (event) => held && follow(event));
-  const release = () => { held = undefined; delete node.dataset.held; };
+  node.addEventListener("pointermove", (event) => {
+    if (held) follow(event);
+    else if (carried && event.buttons) carry(event);
+  });
+  const release = (event) => {
+    if (carried?.moved && event.type === "pointerup") drop(event);
+    carried?.piece.removeAttribute("transform");
+    held = undefined;
+    delete node.dataset.held;
+  };
   node.addEventListener("pointerup", release);
   node.addEventListener("pointercancel", release);
   node.addEventListener("click", (event) => {
     const target = event.target.closest?.("[data-set],[data-add]");
-    if (target) act(target);
+    if (target && !carried?.moved) act(target);
   });
   node.addEventListener("keydown", (event) => {
     const target = event.target.closest?.("[data-drag],[data-set],[data-add]");
@@ -310,6 +337,8 @@ function makePicture(controls, wire) {
   const show = (svg) => {
     const focused = node.contains(document.activeElement) ? keyOf(document.activeElement) : undefined;
     node.innerHTML = svg;
+    node.classList.toggle("gs-acted", acted);
+    acted = false;
     for (const target of node.querySelectorAll("[data-drag],[data-set],[data-add]")) {
       target.setAttribute("tabindex", "0");
       if (target.dataset.drag) {

@@ -47,6 +47,21 @@ def command(piece: str, label: str, name: str, words: str) -> str:
     return _marked(piece, {"add": json.dumps([name, words]), "label": label})
 
 
+def carried(piece: str, x: float, y: float, width: float, height: float) -> str:
+    """`piece`, which holds a clickable or a command, may also be carried into a rectangle: as if it was clicked."""
+    return _marked(piece, {"drop": f"{x:g} {y:g} {width:g} {height:g}"})
+
+
+def live(piece: str) -> str:
+    """`piece` where a kernel is alive: a still picture does not show it."""
+    return f'<g class="gs-live" display="none">{piece}</g>'
+
+
+def grows(piece: str, start: str) -> str:
+    """`piece` comes from its `start`, left or right, after a click in the picture."""
+    return f'<g class="gs-grows" style="transform-box:fill-box;transform-origin:{start}">{piece}</g>'
+
+
 def named(piece: str, words: str) -> str:
     """`piece` with words that show where the pointer rests on it."""
     return f"<g>{piece}<title>{escape(words)}</title></g>"
