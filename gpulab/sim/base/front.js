@@ -217,7 +217,7 @@ function makeScript(control, change) {
   const put = (value) => change({ [control.name]: value });
   text.addEventListener("change", () => put(text.value));
   const button = (words, value) => make("button", { type: "button", onclick: () => put(value()) }, words);
-  const longer = (command) => [good.trim().replace(/;$/, ""), command].filter(Boolean).join("; ");
+  const longer = (command, before = good) => [before.trim().replace(/;$/, ""), command].filter(Boolean).join("; ");
   const buttons = Object.entries(control.buttons).map(([words, command]) => button(words, () => longer(command)));
   const shorter = () => (text.value === good ? good.split(";").slice(0, -1).join(";").trim() : good);
   buttons.push(button("Undo", shorter), button("Clear", () => ""));
@@ -229,7 +229,7 @@ function makeScript(control, change) {
     text, ...(menu.options.length > 1 ? [menu] : []), make("span", { class: "gs-buttons" }, ...buttons));
   return {
     node, name: control.name,
-    add: (command) => put(longer(command)),
+    add: (command, before, values) => change({ ...values, [control.name]: longer(command, before) }),
     show(value) {
       text.value = good = value;
       menu.value = Object.values(control.examples).includes(value) ? value : "";
@@ -243,7 +243,8 @@ const MAKERS = { slider: makeSlider, play: makePlay, choice: makeChoice, flag: m
 
 // An element with data-drag="NAME" moves that control along x (or y, with data-axis), from data-from to data-to in the
 // picture's own coordinates, over data-low to data-high; data-set holds values that a click sets; data-add a command.
-// data-drop holds a rectangle (x, y, width, height) into which a piece is carried to be clicked there.
+// data-drop holds a rectangle (x, y, width, height) into which a piece is carried to be clicked there; data-after the
+// script that the commands in an element follow, with values to set beside it.
 function makePicture(controls, wire) {
   const node = make("div", { class: "gpulab-picture" });
   let held, carried, acted = false;
@@ -273,7 +274,7 @@ function makePicture(controls, wire) {
       wire.ask(values);
     } else if (target.dataset.add) {
       const [name, command] = JSON.parse(target.dataset.add);
-      controls[name].add(command);
+      controls[name].add(command, ...JSON.parse(target.closest("[data-after]")?.dataset.after ?? "[]"));
     }
   };
   const carry = (event) => {

@@ -47,6 +47,11 @@ def command(piece: str, label: str, name: str, words: str) -> str:
     return _marked(piece, {"add": json.dumps([name, words]), "label": label})
 
 
+def after(piece: str, script: str, **values: Any) -> str:
+    """The commands in `piece` follow those of `script`, not all that there are, and set the other `values` too."""
+    return _marked(piece, {"after": json.dumps([script, values])})
+
+
 def carried(piece: str, x: float, y: float, width: float, height: float) -> str:
     """`piece`, which holds a clickable or a command, may also be carried into a rectangle: as if it was clicked."""
     return _marked(piece, {"drop": f"{x:g} {y:g} {width:g} {height:g}"})
