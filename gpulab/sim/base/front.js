@@ -413,7 +413,10 @@ function render({ model, el }) {
   const show = () => {
     const view = model.get("view");
     wire.answered(view);
-    for (const control of spec.controls) controls[control.name].show(view.values[control.name], view.limits[control.name]);
+    for (const { name } of spec.controls) {
+      controls[name].show(view.values[name], view.limits[name]);
+      controls[name].node.hidden = view.limits[name]?.hidden ?? false;
+    }
     alert.hidden = !view.error;
     alert.textContent = view.error;
     headline.textContent = view.headline;
