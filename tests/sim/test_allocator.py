@@ -1,6 +1,8 @@
 import gc
+import json
 import re
 import xml.etree.ElementTree as ET
+from string import ascii_lowercase
 
 import pytest
 from hypothesis import given, settings
@@ -299,16 +301,98 @@ class TestPicture:
         assert any(
             word.startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 60.00") for word in words
         )
-        assert {"b", "c", "36 MiB", "asked 60 MiB", "device 40 MiB", "47%"} <= set(words)
+        assert {"b", "c", "36 MiB free", "40 MiB free on the device", "47%"} <= set(words)
+        assert "✗ 60 MiB asked: 60 MiB of the device needed, 20 MiB are missing" in words
 
     def test_what_is_rounded_up_is_hatched(self):
         assert "".join(draw(state(script="a=19MiB")).body).count("<path") > "".join(
             draw(state(script="a=20MiB")).body
         ).count("<path")
 
-    def test_many_segments_are_counted(self):
-        script = " ".join(f"t{i}=12MiB" for i in range(20))
-        assert "16 more segments: 192 MiB of 192 MiB allocated" in self.words(Allocator(script=script, memory=512))
+    def test_small_segments_are_enlarged_and_those_left_out_counted(self):
+        words = self.words(Allocator(script=" ".join(f"t{i}=1MiB" for i in range(9))))
+        assert "small segments, enlarged" in words
+        assert "+ 2 more" in words  # of five
+        assert "small segments, enlarged" not in self.words(Allocator())
+
+    def test_blocks_are_to_scale_on_the_whole_memory(self):
+        memory = 824  # pixels from margin to margin
+        pieces = [e for e in ET.fromstring(Allocator().svg()).iter() if e.get("height") == "60"]
+        wide = [float(e.get("width")) for e in pieces]
+        assert {round(memory * part / 100, 1) for part in (12, 36, 60, 40)} <= set(wide)
+
+
+class TestTouched:
+    def labels(self, sim, mark):
+        found = ET.fromstring(sim.picture.inner()).iter()
+        return {e.get("data-label"): e.get(mark) for e in found if e.get(mark)}
+
+    def after(self, sim, command):
+        """The simulator after a click, as front.js makes it of `data-add` and `data-after`."""
+        (found,) = [e for e in ET.fromstring(sim.picture.inner()).iter() if e.get("data-after")]
+        before, values = json.loads(found.get("data-after"))
+        sim.set(script="; ".join(filter(None, (before, json.loads(command)[1]))), **values)
+        return sim.result
+
+    @pytest.mark.parametrize("step", [0, 3, 5])
+    def test_a_click_frees_or_allocates_after_the_present_step(self, step):
+        for label, command in self.labels(Allocator(step=step), "data-add").items():
+            sim = Allocator(step=step)
+            before = sim.result.run.now.allocated
+            result = self.after(sim, command)
+            assert result.step == len(result.commands) == step + 1
+            if label.startswith("Free"):
+                size = label.split(", ")[1]
+                assert before - result.run.now.allocated == float(size.removesuffix(" MiB")) * MiB
+            elif label.startswith("Allocate") and not result.error:
+                assert result.run.now.allocated > before
+
+    def test_no_living_name_is_taken_for_what_is_dropped(self):
+        script = "; ".join(f"{name}=1MiB" for name in [*ascii_lowercase, "t0"])
+        (name,) = {
+            json.loads(c)[1].split("=")[0]
+            for c in self.labels(Allocator(script=script), "data-add").values()
+            if "=" in c
+        }
+        assert name == "t1"
+
+    def test_it_is_dropped_onto_the_memory(self):
+        (zone,) = {e.get("data-drop") for e in ET.fromstring(Allocator().picture.inner()).iter() if e.get("data-drop")}
+        left, top, wide, high = map(float, zone.split())
+        (b,) = [
+            e
+            for e in ET.fromstring(Allocator().picture.inner()).iter()
+            if e.get("height") == "60" and e.get("width") == "494.4"
+        ]
+        assert left <= float(b.get("x"))
+        assert top < float(b.get("y")) < float(b.get("y")) + 60 < top + high
+        assert wide == 824
+
+    def test_the_step_is_dragged_where_the_chart_has_it(self):
+        for sim in (Allocator(), Allocator(script="growing", step=3)):
+            (grip,) = [e for e in ET.fromstring(sim.picture.inner()).iter() if e.get("data-drag") == "step"]
+            low, high, start, end = (float(grip.get(f"data-{key}")) for key in ("low", "high", "from", "to"))
+            assert (low, high) == (0, len(sim.result.commands))
+            (cursor,) = [e for e in grip.iter() if e.get("cx")]
+            there = low + (float(cursor.get("cx")) - start) / (end - start) * (high - low)
+            assert there == pytest.approx(sim.result.step, abs=0.01)
+
+    def test_a_command_of_the_script_goes_to_its_step(self):
+        steps = [json.loads(values)["step"] for values in self.labels(Allocator(), "data-set").values()]
+        assert steps == [1, 2, 3, 4, 5]
+
+
+class TestStates:
+    def test_each_makes_its_point(self):
+        fails, cache, grows = (Allocator(**one.values).result for one in Allocator.states)
+        assert fails.finding == Allocator().result.finding
+        assert fails.run.now.error
+        assert fails.free > 60 * MiB > fails.largest
+        assert cache.run.now.given == 0
+        assert "gives nothing back: the segment holds a tensor" in cache.finding
+        assert Allocator(**Allocator.states[1].values | {"step": 6}).result.run.now.error
+        assert not grows.run.failures
+        assert grows.commands == fails.commands
 
 
 class TestControls:

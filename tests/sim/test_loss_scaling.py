@@ -1,4 +1,6 @@
+import json
 import math
+import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from gpulab.sim.base.floats import FP16
 from gpulab.sim.loss_scaling.controls import LossScaling
 from gpulab.sim.loss_scaling.model import REACH, STEPS, TO_INF, TO_NORMAL, TO_ZERO, Scaler, part, simulate, size
-from gpulab.sim.loss_scaling.picture import draw
+from gpulab.sim.loss_scaling.picture import HIGH, LOW, draw
 from virtualgpu.pictures import svg
 
 from . import states
@@ -105,24 +107,35 @@ class TestByHand:
         assert scales(run)[2000:2003] == [32768, 65536, 32768]
         assert run.scale_in(STEPS + 1) == 32768
         assert run.finding == (
-            "Step 1: scaled by 65,536, the largest gradient is inf,"
-            " so the step is skipped and the scale halved to 32,768"
+            "The scale falls from 65,536 to 32,768 with 3 of 5,000 steps skipped;"
+            " in the end 0.041% of gradients are 0 in fp16, unscaled 36%"
         )
+        assert run.happened == "the largest gradient is inf: skipped, and the scale halved to 32,768"
 
-    def test_the_other_steps_have_findings_of_their_own(self):
-        good = simulate(**DEFAULT | {"step": 2})
-        assert good.finding == (
-            "In fp16 36% of the gradients are 0 unscaled, and 0.041% scaled by 32,768; 3 of 5,000 steps are skipped"
-        )
+    def test_the_finding_is_of_the_run_and_the_same_in_every_step(self):
+        for values in ({}, {"bad_batches": 200}, {"growth_interval": 3}):
+            assert len({simulate(**DEFAULT | values | {"step": step}).finding for step in (1, 2, 777, STEPS)}) == 1
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"scale_power": 0}, "rises from 1 to 4 with 0 of 5,000 steps skipped; in the end 23%"),
+            ({"scale_power": 15}, "is again at 32,768 with 2 of 5,000 steps skipped"),
+            ({"scale_power": 0, "bad_batches": 0, "growth_interval": 3000}, "rises from 1 to 2"),
+            ({"scale_power": 10, "spread": 1.0}, "in the end 0% of gradients are 0 in fp16, as unscaled"),
+            ({"growth_interval": 1}, "is again at 65,536 with 2,500 of 5,000 steps skipped"),
+            ({"bad_batches": 200}, "falls from 65,536 to 2^-98 with 114 of 5,000 steps skipped; in the end 100%"),
+        ],
+    )
+    def test_what_becomes_of_other_runs(self, values, words):
+        assert words in simulate(**DEFAULT | values).finding
+
+    def test_what_happens_in_a_step(self):
+        assert simulate(**DEFAULT | {"step": 2}).happened.endswith("the optimizer steps, and the scale stays 32,768")
         grows = simulate(**DEFAULT | {"step": 2001})
-        assert grows.finding == "Step 2,001: after 2,000 steps without an inf, the scale doubles to 65,536"
+        assert grows.happened == "2,000 steps without an inf: the scale doubles to 65,536"
         bad = simulate(**DEFAULT | {"bad_batches": 200, "step": simulate(**DEFAULT | {"bad_batches": 200}).bad[3]})
-        assert "a bad batch is inf at any scale, so the step is skipped" in bad.finding
-        assert simulate(**DEFAULT | {"spread": 1.0, "step": 2}).finding.startswith(
-            "No gradient is 0 in fp16, scaled or"
-        )
-        plain = simulate(**DEFAULT | {"scale_power": 0})
-        assert plain.finding == "In fp16 36% of the gradients are 0 unscaled; 0 of 5,000 steps are skipped"
+        assert bad.happened.startswith("a bad batch, inf at any scale: skipped")
 
     def test_a_scale_that_is_too_small_grows_until_it_fits(self):
         run = simulate(**DEFAULT | {"scale_power": 0, "growth_interval": 100})
@@ -241,7 +254,8 @@ class TestOverTheWholeRange:
 class TestPicture:
     def test_the_default_state_makes_the_point(self):
         sim = LossScaling()
-        assert "the step is skipped and the scale halved to 32,768" in sim.picture.title
+        assert "3 of 5,000 steps skipped" in sim.picture.title
+        assert "step 1: the largest gradient is inf: skipped, and the scale halved to 32,768" in sim.svg()
         assert "unscaled: 36% become 0" in sim.svg()
         assert "largest: inf" in sim.svg()
 
@@ -263,6 +277,69 @@ class TestPicture:
 
     def test_it_is_called_a_toy(self):
         assert "toy" in LossScaling.leaves_out
+
+
+class TestTouched:
+    def grips(self, **values):
+        """Of what is dragged, by the control that the pointer moves: its marks for that control and its pieces."""
+        sim = LossScaling(**values)
+        found = {}
+        for piece in ET.fromstring(sim.picture.inner()).iter():
+            if piece.get("data-drag"):
+                keys = ("from", "to", "low", "high")
+                marks = zip(*(map(float, piece.get(f"data-{key}").split()) for key in keys), strict=True)
+                found[piece.get("data-label")] = dict(zip(piece.get("data-drag").split(), marks, strict=True)), piece
+        return sim, found
+
+    def at(self, marks, x):
+        start, end, low, high = marks
+        return low + (x - start) / (end - start) * (high - low)
+
+    @pytest.mark.parametrize(
+        "values", [{}, {"scale_power": 0}, {"scale_power": 24, "spread": 2.0, "largest_power": -9.0}]
+    )
+    def test_the_scale_is_dragged_where_the_gradients_are(self, values):
+        sim, grips = self.grips(**values)
+        marks, piece = grips["First scale, power of 2"]
+        (knob,) = [e for e in piece.iter() if e.get("cx")]
+        assert self.at(marks["scale_power"], float(knob.get("cx"))) == pytest.approx(
+            sim.values["scale_power"], abs=0.01
+        )
+        unit = 824 / (HIGH - LOW)
+        assert float(knob.get("cx")) == pytest.approx(
+            18 + unit * (sim.result.centre + sim.values["scale_power"] - LOW), abs=0.1
+        )
+        assert marks["step"][2:] == (1, 1)  # what is dragged is the scale to begin with
+
+    @pytest.mark.parametrize("step", [1, 2500, STEPS])
+    def test_the_step_is_dragged_along_the_run(self, step):
+        _, grips = self.grips(step=step)
+        marks, piece = grips["Look at step"]
+        (cursor,) = [e for e in piece.iter() if e.get("x1")]
+        assert self.at(marks["step"], float(cursor.get("x1"))) == pytest.approx(step, abs=1)
+
+    def test_a_skipped_step_is_clicked(self):
+        found = ET.fromstring(LossScaling().picture.inner()).iter()
+        assert [json.loads(e.get("data-set")) for e in found if e.get("data-set")] == [
+            {"step": step} for step in (4003, 2002, 1)
+        ]
+
+    def test_a_scale_beyond_the_picture_is_marked(self):
+        sim, grips = self.grips(bad_batches=200, step=STEPS)
+        assert sim.result.scale < 2.0**-90
+        assert not [e for e in grips["First scale, power of 2"][1].iter() if e.get("cx")]
+        assert "× 2^-98" in sim.svg()
+
+
+class TestStates:
+    def test_each_makes_its_point(self):
+        high, low, bad = (LossScaling(**state.values).result for state in LossScaling.states)
+        assert high.finding == LossScaling().result.finding
+        assert high.shares(high.scale_in(STEPS + 1)).zero < 0.001 < high.shares(1.0).zero
+        assert not low.skipped
+        assert low.shares(low.scale).zero > 0.2
+        assert bad.shares(bad.scale).zero == 1
+        assert "falls from 65,536 to 2^-98" in bad.finding
 
 
 class TestBadValues:

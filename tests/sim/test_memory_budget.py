@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import json
 import math
 import xml.etree.ElementTree as ET
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from gpulab.sim.memory_budget import needs as memory_needs
+from gpulab.sim.memory_budget import picture
 from gpulab.sim.memory_budget.controls import MemoryBudget
 from gpulab.sim.memory_budget.job import CONTEXT_BYTES, MOST, PARALLEL, deepspeed
 from gpulab.sim.memory_budget.model import simulate
@@ -338,7 +340,26 @@ class TestWhatItShows:
 
     def test_parts_differ_by_more_than_colour(self):
         words = [element.text for element in ET.fromstring(MemoryBudget().svg()).iter() if element.text]
-        assert {"1", "3", "weights", "optimizer state"} <= set(words)
+        assert {"optimizer state", "75.3 GiB", "weights 12.6 GiB", "gradients 12.6 GiB", "logits 875 MiB"} <= set(words)
+        assert "optimizer state 75.3 GiB" not in words  # named once, where it is
+
+    def test_what_is_missing_is_said(self):
+        found = {fit.spec.name: fit for fit in budget().fits}
+        assert found["A100-80"].words == "✗ 21.6 GiB short"
+        assert found["H200"].words == "✓ batch ≤ 5"
+        assert budget(batch=6).fits[-2].words == "✗ 9.97 GiB short: batch ≤ 5"
+        assert budget(ranks=8, parallel="fsdp").fits[4].words == "✓ tight: batch ≤ 1"
+
+    @pytest.mark.parametrize("batch", [1, 3])
+    def test_the_ranks_that_would_do_are_the_fewest(self, batch):
+        for fit in budget(batch=batch).fits:
+            if fit.answer != "no":
+                assert fit.ranks == 0
+            else:
+                tried = (fit.ranks or 1024, max(1, fit.ranks // 2))
+                one, half = (budget(batch=batch, ranks=ranks, parallel="fsdp").peak.total for ranks in tried)
+                assert (one <= fit.spec.memory_bytes) == bool(fit.ranks)
+                assert half > fit.spec.memory_bytes or not fit.ranks
 
     def test_it_can_be_moved(self):
         sim = MemoryBudget()
@@ -353,6 +374,70 @@ class TestWhatItShows:
     def test_the_results_are_frozen(self):
         with pytest.raises(dataclasses.FrozenInstanceError):
             budget().batch = 2
+
+
+class TestTouched:
+    def marked(self, sim, mark):
+        return [e for e in ET.fromstring(sim.picture.inner()).iter() if e.get(f"data-{mark}")]
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {},
+            {"batch": 3},
+            {"model": "resnet50", "precision": "fp32", "batch": 64},
+            {"model": "gpt2", "batch": 1024},
+            {"ranks": 8, "parallel": "fsdp", "batch": 2},
+            {"model": "custom", "batch": 16},
+        ],
+    )
+    def test_the_batch_is_pulled_at_the_end_of_its_bar(self, values):
+        sim = MemoryBudget(**values)
+        (grip,) = self.marked(sim, "drag")
+        start, end, low, high = (float(grip.get(f"data-{key}")) for key in ("from", "to", "low", "high"))
+        assert (grip.get("data-drag"), low) == ("batch", 1)
+        assert low < high <= 1024
+        knob = list(grip.iter())[-1]
+        x = float(knob.get("x")) + 4
+        unit = (picture.RIGHT - picture.LEFT) / axis(sim.result.peak.total)
+        assert x == pytest.approx(picture.LEFT + sim.result.moments[0].total * unit, abs=0.1)
+        there = low + (x - start) / (end - start) * (high - low)
+        assert there == pytest.approx(sim.result.batch, rel=0.05, abs=0.5)
+
+    def test_a_gpu_sets_what_it_takes(self):
+        sims = [MemoryBudget(), MemoryBudget(model="resnet50", batch=8)]
+        for sim in sims:
+            gpus = {e.get("data-label").split(":")[0]: json.loads(e.get("data-set")) for e in self.marked(sim, "set")}
+            assert set(gpus) == {fit.spec.name for fit in sim.result.fits if fit.largest or fit.ranks}
+            for name, values in gpus.items():
+                (fit,) = [f for f in sim.model(**sim.values | values).fits if f.spec.name == name]
+                assert fit.answer != "no"
+
+    def test_ranks_share_by_a_click(self):
+        labels = [e.get("data-label") for e in self.marked(MemoryBudget(ranks=8), "set")]
+        assert {"DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP"} <= set(labels)
+        assert "ZeRO-1" not in [e.get("data-label") for e in self.marked(MemoryBudget(), "set")]
+
+    def test_what_has_no_say_is_hidden(self):
+        def hidden(**values):
+            sim = MemoryBudget(**values)
+            return {name for name, limit in sim.limits(sim.values).items() if limit.hidden}
+
+        assert hidden() == {"layers", "hidden", "resolution", "parallel"}
+        assert hidden(model="resnet50", ranks=2) == {"layers", "hidden", "sequence"}
+        assert hidden(model="custom", ranks=2) == {"resolution"}
+
+
+class TestStates:
+    def test_each_makes_its_point(self):
+        one, ddp, fsdp = (budget(**state.values) for state in MemoryBudget.states)
+        assert one.finding == budget().finding
+        assert ddp.peak.total > one.peak.total
+        assert ddp.fitting == one.fitting
+        assert "DDP shards nothing" in ddp.finding
+        assert fsdp.states * 8 == pytest.approx(one.states, rel=1e-6)
+        assert len(fsdp.fitting) > len(one.fitting)
+        assert "8 of 12 GPUs here have that" in fsdp.finding
 
 
 class TestBadValues:

@@ -1,6 +1,7 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ DEFAULT = {
     "room": 64,
 }
 COMMANDS = [f"{name} to {where}" for name in [*BYTES, "all"] for where in ("GPU", "CPU")]
-COMMANDS += [*(f"del {name}" for name in BYTES), "weights + bias"]
+COMMANDS += [*(f"del {name}" for name in BYTES), "weights + bias", "del weights_gpu"]
 
 
 def state(*commands, **values):
@@ -305,6 +306,13 @@ class TestControls:
         with pytest.raises(error, match=re.escape(message)):
             Transfers(**values)
 
+    def test_a_copy_can_be_deleted_by_its_own_name(self):
+        result = state("weights to GPU", "del weights_gpu")
+        assert [held.name for held in result.outcome.host] == list(BYTES)
+        assert result.gpu_bytes == 0
+        with pytest.raises(ValueError, match="'weights_gpu to CPU' is no command"):
+            read("weights_gpu to CPU")
+
     def test_every_button_adds_what_it_says(self):
         (script,) = (control for control in Transfers.controls if control.name == "script")
         for words, command in script.buttons.items():
@@ -316,3 +324,61 @@ class TestControls:
         assert "same device" in page.simulator.result.error
         page.ask(script="")
         assert page.simulator.result.copied == 0
+
+
+class TestTouched:
+    def chips(self, sim):
+        """What a click on each thing in the picture adds to the script, by what is spoken of it."""
+        found = ET.fromstring(sim.picture.inner()).iter()
+        return {e.get("data-label"): json.loads(e.get("data-add"))[1] for e in found if e.get("data-add")}
+
+    @pytest.mark.parametrize("assign", ["new", "same", "module"])
+    def test_a_tensor_goes_to_the_other_memory_and_away(self, assign):
+        sim = Transfers(script="weights to GPU", assign=assign)
+        for label, commands in self.chips(sim).items():
+            name, what = label.split(": ") if ": " in label else ("", label)
+            after = Transfers(script=f"weights to GPU; {commands}", assign=assign).result
+            gone = Counter(h.name for h in (*sim.result.outcome.host, *sim.result.outcome.gpu))
+            left = Counter(h.name for h in (*after.outcome.host, *after.outcome.gpu))
+            if what == "delete it":
+                assert gone - left == Counter([name])
+            elif name:
+                (line,) = after.outcome.lines[len(sim.result.outcome.lines) :]
+                assert line.way == ("to GPU" if what.endswith("GPU") else "to host")
+                assert name in line.code or "layer.to" in line.code
+        assert len(self.chips(sim)) == 2 * len(gone) + 1
+
+    def test_it_is_dropped_onto_the_panel_across(self):
+        for piece in ET.fromstring(Transfers().picture.inner()).iter():
+            if piece.get("data-drop"):
+                left, _, wide, _ = map(float, piece.get("data-drop").split())
+                panels = [e for e in ET.fromstring(Transfers().svg()).iter() if e.get("width") == str(round(wide))]
+                assert str(round(left)) in [panel.get("x") for panel in panels]
+                words = next(e.get("data-label") for e in piece.iter() if e.get("data-label"))
+                assert (left > 430) == words.endswith("to the GPU")
+
+    def test_undo_leaves_the_last_command_away(self):
+        found = ET.fromstring(Transfers().picture.inner()).iter()
+        (undo,) = [json.loads(e.get("data-set")) for e in found if e.get("data-set")]
+        assert undo == {"script": "input_data to GPU"}
+        assert "Undo" not in Transfers(script="").picture.inner()
+
+
+class TestStates:
+    def test_each_makes_its_point(self):
+        copies, behind, nobody = (Transfers(**state.values).result for state in Transfers.states)
+        assert copies.finding == Transfers().result.finding
+        assert copies.host_bytes == sum(BYTES.values()) > copies.gpu_bytes > 0
+        assert "same device" in behind.error
+        assert "one is on cuda:0, the other is still on the CPU" in behind.finding
+        last = nobody.outcome.lines[-1]
+        assert last.call < last.copy / 5
+        assert "waits for nothing" in nobody.finding
+
+
+class TestThePicture:
+    def test_an_error_stands_under_its_line_and_none_is_cut(self):
+        words = [e.text for e in ET.fromstring(Transfers(script="input_data to GPU", room=18).svg()).iter() if e.text]
+        line = words.index('input_data_gpu = input_data.to("cuda")')
+        assert words[line + 2].startswith("torch.OutOfMemoryError: CUDA out of memory.")
+        assert "avoid fragmentation." in " ".join(words)

@@ -5,10 +5,14 @@ The script runs in `model`, on the class that the virtual GPU has; `picture` dra
 
 from __future__ import annotations
 
-from ..base.simulator import Choice, Flag, Play, Script, Simulator, Slider
+from ..base.simulator import Choice, Flag, Play, Script, Simulator, Slider, State
 from .model import MOST_COMMANDS, read
 from .picture import draw
 from .result import EXAMPLES, Memory, limits, simulate
+
+
+def _state(name: str, script: str, note: str, *, expandable: bool = False) -> State:
+    return State(name, {"script": script, "step": 5, "memory": 100, "max_split": 0, "expandable": expandable}, note)
 
 
 class Allocator(Simulator[Memory]):
@@ -27,6 +31,21 @@ class Allocator(Simulator[Memory]):
         Slider("memory", "GPU memory", 32, 512, 100, unit="MiB", step=4),
         Choice("max_split", "max_split_size_mb", {0: "off", 20: "20", 32: "32", 64: "64", 128: "128"}, 0),
         Flag("expandable", "expandable_segments", False),
+    )
+    primary = ("step", "memory", "expandable")
+    states = (
+        _state("Free, out of reach", EXAMPLES["fragmentation"], "76 MiB are free, and 60 do not fit. Who sees why?"),
+        _state(
+            "empty_cache?",
+            EXAMPLES["fragmentation"].replace("d=", "empty_cache; d="),
+            "The usual advice: empty the cache. What does it give back while b and c live? One step on, d fails again.",
+        ),
+        _state(
+            "Expandable",
+            EXAMPLES["fragmentation"],
+            "The same program, one environment variable: the segment grows, and d goes on where the old memory ends.",
+            expandable=True,
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

@@ -80,11 +80,11 @@ class Memory(Result):
             kept = f"; {mib(now.reserved)} stay, in segments that hold a tensor" if now.reserved else ""
             return f"empty_cache gives {mib(now.given)} back to the driver, which PyTorch could have used again{kept}"
         if self.cached:
-            holds = "each of the" if len(self.run.segments) > 1 else "the"
-            segments = count(len(self.run.segments), "segment")
+            many = len(self.run.segments)
+            segments = f"each of the {many} segments" if many > 1 else "the segment"
             return (
-                f"empty_cache gives nothing back: {holds} {segments} holds a tensor, and {mib(self.cached)} of free"
-                " memory stay reserved"
+                f"empty_cache gives nothing back: {segments} holds a tensor, and {mib(self.cached)} of free memory stay"
+                " reserved"
             )
         return "empty_cache has nothing to give back: every segment is full"
 

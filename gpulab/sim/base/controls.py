@@ -16,11 +16,13 @@ Number: TypeAlias = int | float
 
 
 class Limit(NamedTuple):
-    """What a slider may take at present, where other controls narrow it, and the reason in words."""
+    """What a slider may take at present, where other controls narrow it, and the reason in words. A control that
+    has no say is `hidden`, a choice too."""
 
     low: Number
     high: Number
     reason: str
+    hidden: bool = False
 
 
 @dataclass(frozen=True)

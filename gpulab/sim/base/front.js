@@ -217,7 +217,7 @@ function makeScript(control, change) {
   const put = (value) => change({ [control.name]: value });
   text.addEventListener("change", () => put(text.value));
   const button = (words, value) => make("button", { type: "button", onclick: () => put(value()) }, words);
-  const longer = (command) => [good.trim().replace(/;$/, ""), command].filter(Boolean).join("; ");
+  const longer = (command, before = good) => [before.trim().replace(/;$/, ""), command].filter(Boolean).join("; ");
   const buttons = Object.entries(control.buttons).map(([words, command]) => button(words, () => longer(command)));
   const shorter = () => (text.value === good ? good.split(";").slice(0, -1).join(";").trim() : good);
   buttons.push(button("Undo", shorter), button("Clear", () => ""));
@@ -229,7 +229,7 @@ function makeScript(control, change) {
     text, ...(menu.options.length > 1 ? [menu] : []), make("span", { class: "gs-buttons" }, ...buttons));
   return {
     node, name: control.name,
-    add: (command) => put(longer(command)),
+    add: (command, before, values) => change({ ...values, [control.name]: longer(command, before) }),
     show(value) {
       text.value = good = value;
       menu.value = Object.values(control.examples).includes(value) ? value : "";
@@ -243,7 +243,10 @@ const MAKERS = { slider: makeSlider, play: makePlay, choice: makeChoice, flag: m
 
 // An element with data-drag="NAME" moves that control along x (or y, with data-axis), from data-from to data-to in the
 // picture's own coordinates, over data-low to data-high, by data-step where the control's own step is too coarse; or
-// along data-track, points of x, y and value; data-set holds values that a click sets; data-add a command.
+// along data-track, points of x, y and value; data-set holds values that a click sets; data-add a command. data-drop
+// holds a rectangle (x, y, width, height) into which a piece is carried to be clicked there; data-after the script that
+// the commands in an element follow, with values to set beside it.
+
 // The value at the place on a track that is nearest to the pointer; between two points go equal factors.
 function nearest(track, { x, y }) {
   let least = Infinity, value;
@@ -257,13 +260,16 @@ function nearest(track, { x, y }) {
   return value;
 }
 
+const placeOf = (event, svg) =>
+  new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+
 function makePicture(controls, wire) {
   const node = make("div", { class: "gpulab-picture" });
-  let held;
+  let held, carried, acted = false;
   const follow = (event) => {
     const svg = node.querySelector("svg");
     if (!svg) return;
-    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    const point = placeOf(event, svg);
     for (const { control, axis, from, to, low, high, log, step, track } of held) {
       const { scale } = control;
       const share = Math.min(1, Math.max(0, (point[axis] - from) / (to - from)));
@@ -280,15 +286,33 @@ function makePicture(controls, wire) {
       track: target.dataset.track?.split(" ").map((one) => one.split(",").map(Number)) };
   });
   const act = (target) => {
+    acted = true;
     if (target.dataset.set) {
       const values = JSON.parse(target.dataset.set);
       wire.ask(values);
     } else if (target.dataset.add) {
       const [name, command] = JSON.parse(target.dataset.add);
-      controls[name].add(command);
+      controls[name].add(command, ...JSON.parse(target.closest("[data-after]")?.dataset.after ?? "[]"));
     }
   };
+  const carry = (event) => {
+    const { piece, x, y } = carried, dx = event.clientX - x, dy = event.clientY - y;
+    if (!piece.isConnected || (!carried.moved && Math.hypot(dx, dy) < 5)) return;
+    if (!carried.moved) node.setPointerCapture(event.pointerId);
+    carried.moved = true;
+    node.dataset.held = "";
+    const { a } = piece.ownerSVGElement.getScreenCTM();
+    piece.setAttribute("transform", `translate(${dx / a} ${dy / a})`);
+  };
+  const drop = (event) => {
+    const { piece } = carried, svg = node.querySelector("svg");
+    const [x, y, width, height] = piece.dataset.drop.split(" ").map(Number);
+    const point = placeOf(event, svg), right = point.x - x, down = point.y - y;
+    if (right >= 0 && right <= width && down >= 0 && down <= height) act(piece.querySelector("[data-set],[data-add]"));
+  };
   node.addEventListener("pointerdown", (event) => {
+    const piece = event.button ? null : event.target.closest?.("[data-drop]");
+    carried = piece ? { piece, x: event.clientX, y: event.clientY } : undefined;
     const target = event.target.closest?.("[data-drag]");
     if (!target || event.button) return;
     held = grips(target);
@@ -298,13 +322,21 @@ function makePicture(controls, wire) {
     target.focus?.({ preventScroll: true });
     follow(event);
   });
-  node.addEventListener("pointermove", (event) => held && follow(event));
-  const release = () => { held = undefined; delete node.dataset.held; };
+  node.addEventListener("pointermove", (event) => {
+    if (held) follow(event);
+    else if (carried && event.buttons) carry(event);
+  });
+  const release = (event) => {
+    if (carried?.moved && event.type === "pointerup") drop(event);
+    carried?.piece.removeAttribute("transform");
+    held = undefined;
+    delete node.dataset.held;
+  };
   node.addEventListener("pointerup", release);
   node.addEventListener("pointercancel", release);
   node.addEventListener("click", (event) => {
     const target = event.target.closest?.("[data-set],[data-add]");
-    if (target) act(target);
+    if (target && !carried?.moved) act(target);
   });
   node.addEventListener("keydown", (event) => {
     const target = event.target.closest?.("[data-drag],[data-set],[data-add]");
@@ -324,6 +356,8 @@ function makePicture(controls, wire) {
   const show = (svg) => {
     const focused = node.contains(document.activeElement) ? keyOf(document.activeElement) : undefined;
     node.innerHTML = svg;
+    node.classList.toggle("gs-acted", acted);
+    acted = false;
     for (const target of node.querySelectorAll("[data-drag],[data-set],[data-add]")) {
       target.setAttribute("tabindex", "0");
       if (target.dataset.drag) {
@@ -399,7 +433,10 @@ function render({ model, el }) {
   const show = () => {
     const view = model.get("view");
     wire.answered(view);
-    for (const control of spec.controls) controls[control.name].show(view.values[control.name], view.limits[control.name]);
+    for (const { name } of spec.controls) {
+      controls[name].show(view.values[name], view.limits[name]);
+      controls[name].node.hidden = view.limits[name]?.hidden ?? false;
+    }
     alert.hidden = !view.error;
     alert.textContent = view.error;
     headline.textContent = view.headline;

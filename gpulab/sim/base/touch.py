@@ -66,6 +66,26 @@ def grasp(x: float, y: float, width: float, height: float) -> str:
     return rect(x, y, width, height).replace("/>", ' pointer-events="all"/>')
 
 
+def after(piece: str, script: str, **values: Any) -> str:
+    """The commands in `piece` follow those of `script`, not all that there are, and set the other `values` too."""
+    return _marked(piece, {"after": json.dumps([script, values])})
+
+
+def carried(piece: str, x: float, y: float, width: float, height: float) -> str:
+    """`piece`, which holds a clickable or a command, may also be carried into a rectangle: as if it was clicked."""
+    return _marked(piece, {"drop": f"{x:g} {y:g} {width:g} {height:g}"})
+
+
+def live(piece: str) -> str:
+    """`piece` where a kernel is alive: a still picture does not show it."""
+    return f'<g class="gs-live" display="none">{piece}</g>'
+
+
+def grows(piece: str, start: str) -> str:
+    """`piece` comes from its `start`, left or right, after a click in the picture."""
+    return f'<g class="gs-grows" style="transform-box:fill-box;transform-origin:{start}">{piece}</g>'
+
+
 def named(piece: str, words: str) -> str:
     """`piece` with words that show where the pointer rests on it."""
     return f"<g>{piece}<title>{escape(words)}</title></g>"

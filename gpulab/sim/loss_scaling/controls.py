@@ -5,9 +5,14 @@ The controls; the numbers come from `model`, `picture` draws them.
 
 from __future__ import annotations
 
-from ..base.simulator import Simulator, Slider
+from ..base.simulator import Simulator, Slider, State
 from .model import STEPS, Run, simulate
 from .picture import draw
+
+
+def _state(name: str, scale_power: int, step: int, bad_batches: int, note: str) -> State:
+    toy = {"largest_power": 0.5, "spread": 5.0, "growth_interval": 2000}
+    return State(name, toy | {"scale_power": scale_power, "step": step, "bad_batches": bad_batches}, note)
 
 
 class LossScaling(Simulator[Run]):
@@ -19,7 +24,31 @@ class LossScaling(Simulator[Run]):
         Slider("largest_power", "Largest, power of 2", -20.0, 10.0, 0.5, step=0.5),
         Slider("spread", "Spread", 1.0, 10.0, 5.0, unit="powers of two", step=0.5),
         Slider("bad_batches", "Bad batches", 0, 200, 0, unit="in 10,000"),
-        Slider("growth_interval", "Growth interval", 1, 3000, 2000, unit="steps"),
+        Slider("growth_interval", "Growth interval", 1, 3000, 2000, unit="steps", log=True),
+    )
+    primary = ("scale_power", "step", "bad_batches")
+    states = (
+        _state(
+            "Begin high",
+            16,
+            1,
+            0,
+            "65,536 is too large: one step is lost, and the scale is found. Pull the bell.",
+        ),
+        _state(
+            "Begin at 1",
+            0,
+            STEPS,
+            0,
+            "No step is lost, but doubling every 2,000 steps comes nowhere.",
+        ),
+        _state(
+            "Bad batches",
+            16,
+            STEPS,
+            200,
+            "Two batches in a hundred are NaN at any scale, and the scaler has no floor.",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

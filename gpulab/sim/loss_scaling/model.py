@@ -116,30 +116,35 @@ class Run(Result):
 
     @property
     def finding(self) -> str:
+        """What became of the scale, and of the gradients at its end."""
+        first, last = self.scale_in(1), self.scale_in(STEPS + 1)
+        way = f"{'falls' if last < first else 'rises'} from {size(first)} to"
+        if first == last:
+            way = f"{'is again at' if len(self.changes) > 1 else 'stays at'}"
+        skipped = f"{len(self.skipped):,} of {STEPS:,} steps skipped"
+        plain, scaled = (part(self.shares(scale).zero) for scale in (1.0, last))
+        compared = "as unscaled" if plain == scaled else f"unscaled {plain}"
+        end = f"in the end {scaled} of gradients are 0 in fp16, {compared}"
+        return f"The scale {way} {size(last)} with {skipped}; {end}"
+
+    @property
+    def happened(self) -> str:
+        """What the scaler does in the step looked at."""
         now, after = self.scale, self.scale_in(self.step + 1)
-        if self.overflows:
-            why = f"scaled by {size(now)}, the largest gradient is inf"
-            return f"Step {self.step:,}: {why}, so the step is skipped and the scale halved to {size(after)}"
-        if after < now:
-            why = "a bad batch is inf at any scale"
-            return f"Step {self.step:,}: {why}, so the step is skipped and the scale halved to {size(after)}"
+        if self.step in self.skipped:
+            why = "the largest gradient is inf" if self.overflows else "a bad batch, inf at any scale"
+            return f"{why}: skipped, and the scale halved to {size(after)}"
         if after > now:
             without = "a step" if self.growth_interval == 1 else f"{self.growth_interval:,} steps"
-            return f"Step {self.step:,}: after {without} without an inf, the scale doubles to {size(after)}"
-        plain, scaled = self.shares(1.0).zero, self.shares(now).zero
-        if plain == scaled == 0:
-            found = "No gradient is 0 in fp16, scaled or not"
-        else:
-            found = f"In fp16 {part(plain)} of the gradients are 0 unscaled"
-            found += f", and {part(scaled)} scaled by {size(now)}" if now != 1 else ""
-        verb = "is" if len(self.skipped) == 1 else "are"
-        return f"{found}; {len(self.skipped):,} of {STEPS:,} steps {verb} skipped"
+            return f"{without} without an inf: the scale doubles to {size(after)}"
+        return f"all gradients are finite: the optimizer steps, and the scale stays {size(now)}"
 
     def rows(self) -> list[Row]:
         now, plain = self.shares(self.scale), self.shares(1.0)
         lowest, highest = (pick(scale for _, scale in self.changes) for pick in (min, max))
         return [
             ("step", f"{self.step:,} of {STEPS:,}", ""),
+            ("what happens", self.happened, VIRTUAL),
             ("scale", size(self.scale), VIRTUAL),
             ("largest gradient, scaled", self.largest, VIRTUAL),
             ("become 0, unscaled", part(plain.zero), VIRTUAL),

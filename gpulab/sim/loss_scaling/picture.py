@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from itertools import groupby
 
-from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
     Picture,
     bar,
+    dot,
     hatch,
     key,
     length,
@@ -22,6 +23,7 @@ from virtualgpu.pictures.svg import (
     text,
 )
 
+from ..base.touch import Grip, clickable, draggable
 from .model import STEPS, TO_INF, TO_NORMAL, TO_ZERO, Run, part, size
 
 WIDTH, BODY_HEIGHT = 860.0, 452.0
@@ -38,7 +40,15 @@ def draw(run: Run) -> Picture:
 
 
 def _at(power: float) -> float:
-    return LEFT + (RIGHT - LEFT) * (min(max(power, LOW), HIGH) - LOW) / (HIGH - LOW)
+    return _place(min(max(power, LOW), HIGH))
+
+
+def _place(power: float) -> float:
+    return LEFT + (RIGHT - LEFT) * (power - LOW) / (HIGH - LOW)
+
+
+def _unseen(x: float, y: float, width: float, height: float) -> str:
+    return rect(x, y, width, height, fill=PAPER).replace("/>", ' fill-opacity="0"/>')
 
 
 def _zones(run: Run) -> list[str]:
@@ -87,18 +97,24 @@ def _gradients(run: Run) -> list[str]:
 
 
 def _shift(run: Run, shift: int) -> list[str]:
-    """An arrow from where the gradients are to where the scale takes them."""
+    """An arrow from where the gradients are to where the scale takes them. Its end is dragged: that is the scale to
+    begin with, so step 1 is looked at."""
     x1, x2, y = _at(run.centre), _at(run.centre + shift), BARS_TOP - 8
-    if abs(x2 - x1) < 12:
-        return []
-    head = 9 if x2 > x1 else -9
-    words = f"× {size(run.scale)}"
-    middle = min(max((x1 + x2) / 2, LEFT + length(words) / 2), RIGHT - length(words) / 2)
-    return [
-        line(x1, y, x2, y, width=2),
-        shape([(x2, y), (x2 - head, y - 5), (x2 - head, y + 5)], fill=INK),
-        text(middle, y - 6, words, anchor="middle", halo=True),
-    ]
+    words, way = f"× {size(run.scale)}", 1 if x2 >= x1 else -1
+    clipped = not LOW <= run.centre + shift <= HIGH
+    middle = x2 + way * (length(words) / 2 + 12)
+    under = not LEFT + length(words) / 2 <= middle <= RIGHT - length(words) / 2
+    if under:  # no room beyond the end
+        middle = 2 * x2 - middle
+    tip = x2 - 8 * way * (not clipped)
+    body, back = [], tip - 9 * way
+    if abs(x2 - x1) >= 24:
+        body = [line(x1, y, tip, y, width=2), shape([(tip, y), (back, y - 5), (back, y + 5)], fill=INK)]
+    handle = _unseen(x2 - 12, y - 8, 24, AXIS - y + 8) + line(x2, y, x2, AXIS, width=2)
+    handle += "" if clipped else dot(x2, y, 7, fill=INK)
+    first = Grip("scale_power", _place(run.centre), _place(run.centre + 24), 0, 24)
+    body.append(draggable(handle, "First scale, power of 2", first, first._replace(name="step", low=1, high=1)))
+    return [*body, text(middle, y + (24 if under else 5), words, anchor="middle", halo=True)]
 
 
 def _largest(run: Run, shift: int) -> list[str]:
@@ -118,7 +134,9 @@ def _scales(run: Run) -> list[str]:
     def down(power: float) -> float:
         return RUN_LOW - (RUN_LOW - RUN_HIGH) * (min(max(power, low), high) - low) / (high - low)
 
-    body = [*_corridor(down(run.ceiling), down(run.floor(0.01)))]
+    body = [*_corridor(down(run.ceiling), down(run.floor(0.01)), run.step > STEPS / 2)]
+    body.append(text(LEFT, RUN_HIGH - 13, "scale", size=SMALL, fill=MUTED))
+    body.append(text(RUN_LEFT, RUN_HIGH - 13, f"step {run.step:,}: {run.happened}", size=SMALL))
     every = 8 if high - low <= 40 else 8 * math.ceil((high - low) / 40)
     for power in range(low, high + 1, every):
         body.append(line(RUN_LEFT - 5, down(power), RUN_LEFT, down(power), stroke=MUTED))
@@ -129,31 +147,38 @@ def _scales(run: Run) -> list[str]:
         body.append(text(_along(step), RUN_LOW + 42, words, size=SMALL, anchor=anchor, fill=MUTED))
     body.append(polyline([(_along(step), down(power)) for step, power in _corners(run)], stroke=BLUE, width=3))
     body.append(text(RUN_LEFT - 9, RUN_LOW + 24, "skipped", size=SMALL, anchor="end", fill=MUTED))
-    columns = sorted({round(_along(step)) for step in run.skipped})
+    columns = {round(_along(step)): step for step in reversed(run.skipped)}
     if columns:
         path = "".join(f"M{x} {num(RUN_LOW + 12)}v12" for x in columns)
         body.append(f'<path d="{path}" stroke="{VERMILLION}" stroke-width="2" fill="none"/>')
     x, y = _along(run.step), down(math.log2(run.scale))
-    body.append(line(x, RUN_HIGH, x, RUN_LOW + 24, dash="2 2"))
-    return [*body, shape([(x - 7, y), (x, y - 7), (x + 7, y), (x, y + 7)], fill=INK)]
+    cursor = _unseen(RUN_LEFT, RUN_HIGH, RIGHT - RUN_LEFT, RUN_LOW - RUN_HIGH + 10)
+    cursor += line(x, RUN_HIGH, x, RUN_LOW + 10, dash="2 2")
+    cursor += shape([(x - 8, y), (x, y - 8), (x + 8, y), (x, y + 8)], fill=INK)
+    body.append(draggable(cursor, "Look at step", Grip("step", _along(1), _along(STEPS), 1, STEPS)))
+    if len(columns) <= 40:
+        for x, step in columns.items():
+            body.append(clickable(_unseen(x - 8, RUN_LOW + 10, 16, 18), f"Look at skipped step {step:,}", step=step))
+    return body
 
 
 def _along(step: int) -> float:
     return RUN_LEFT + 8 + (RIGHT - RUN_LEFT - 16) * step / STEPS
 
 
-def _corridor(ceiling: float, floor: float) -> list[str]:
-    """Which scales are too large, and which too small."""
+def _corridor(ceiling: float, floor: float, left: bool) -> list[str]:
+    """Which scales are too large, and which too small; named at the end where the cursor is not."""
     wide = RIGHT - RUN_LEFT
-    words = "the scale over the run; hatched: too large (the largest gradient is inf), too small (over 1% become 0)"
-    return [
-        text(LEFT, RUN_HIGH - 13, words, size=SMALL, fill=MUTED),
-        hatch(RUN_LEFT, RUN_HIGH, wide, ceiling - RUN_HIGH, stroke=RULE, gap=12),
-        hatch(RUN_LEFT, floor, wide, RUN_LOW - floor, stroke=RULE, gap=12),
-        line(RUN_LEFT, ceiling, RIGHT, ceiling, stroke=MUTED),
-        line(RUN_LEFT, floor, RIGHT, floor, stroke=MUTED),
-        rect(RUN_LEFT, RUN_HIGH, wide, RUN_LOW - RUN_HIGH, stroke=MUTED),
-    ]
+    x, anchor = (RUN_LEFT + 12, "start") if left else (RIGHT - 12, "end")
+    body = [rect(RUN_LEFT, RUN_HIGH, wide, RUN_LOW - RUN_HIGH, stroke=MUTED)]
+    for top, high, edge, y, words in (
+        (RUN_HIGH, ceiling - RUN_HIGH, ceiling, RUN_HIGH + 18, "too large: the largest gradient is inf"),
+        (floor, RUN_LOW - floor, floor, RUN_LOW - 8, "too small: over 1% of the gradients become 0"),
+    ):
+        body += [hatch(RUN_LEFT, top, wide, high, stroke=RULE, gap=12), line(RUN_LEFT, edge, RIGHT, edge, stroke=MUTED)]
+        if high >= 24:
+            body.append(text(x, y, words, size=SMALL, anchor=anchor, fill=MUTED, halo=True))
+    return body
 
 
 def _corners(run: Run) -> list[tuple[int, float]]:

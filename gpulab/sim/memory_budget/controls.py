@@ -6,11 +6,16 @@ The controls; the numbers come from `model`, `picture` draws them.
 from __future__ import annotations
 
 from ..base.controls import Sizes
-from ..base.simulator import Choice, Simulator, Slider
+from ..base.simulator import Choice, Simulator, Slider, State
 from .job import PARALLEL
 from .model import MODELS, Budget, limits, simulate
 from .needs import CHECKPOINTING, OPTIMIZERS, PRECISIONS
 from .picture import draw
+
+
+def _state(name: str, ranks: int, parallel: str, note: str) -> State:
+    job = {"model": "llama_7b", "optimizer": "adam", "precision": "master", "checkpointing": "none", "batch": 1}
+    return State(name, job | {"sequence": 2048, "ranks": ranks, "parallel": parallel}, note)
 
 
 class MemoryBudget(Simulator[Budget]):
@@ -28,6 +33,27 @@ class MemoryBudget(Simulator[Budget]):
         Choice("parallel", "Parallelism", PARALLEL, "ddp"),
         Slider("layers", "Layers", 1, 128, 24),
         Slider("hidden", "Width", 256, 16_384, 2048, step=128),
+    )
+    primary = ("model", "batch", "ranks")
+    states = (
+        _state(
+            "One GPU",
+            1,
+            "ddp",
+            "12.6 GiB of weights: does an 80 GB card train it? See what fills the bar.",
+        ),
+        _state(
+            "8 ranks, DDP",
+            8,
+            "ddp",
+            "Eight cards, eight copies: each rank needs more than before.",
+        ),
+        _state(
+            "8 ranks, FSDP",
+            8,
+            "fsdp",
+            "The same eight share weights, gradients and state. The rest is the batch's: pull it.",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from virtualgpu.gpus.specs import SHOWN, Spec
@@ -27,18 +27,21 @@ COUNTED = ""
 
 
 class Fit(NamedTuple):
-    """One kind of GPU: `answer` is "fits", "tight" or "no", `largest` the largest batch, 0 if none."""
+    """One kind of GPU: `answer` is "fits", "tight" or "no", `largest` the largest batch, 0 if none; where it is "no",
+    `ranks` says how many with FSDP would fit, 0 if none do."""
 
     spec: Spec
     answer: str
     free: int
     largest: int
     no_units: bool  # bf16 without hardware for it
+    ranks: int
 
     @property
     def words(self) -> str:
-        batch = "any batch" if self.largest >= MOST else f"batch ≤ {self.largest:,}"
-        return f"{self.answer}: {batch if self.largest else 'not even batch 1'}"
+        batch = "any batch" if self.largest >= MOST else f"batch ≤ {self.largest:,}" if self.largest else ""
+        answer = {"fits": "✓", "tight": "✓ tight:", "no": f"✗ {amount(-self.free)} short" + ":" * bool(batch)}
+        return f"{answer[self.answer]} {batch}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -184,38 +187,42 @@ def simulate(
     job = Job(needs(model, layers, hidden), optimizer, precision, checkpointing, length, ranks, parallel)
     moments = job.moments(batch)
     total = max(moment.total for moment in moments)
-    return Budget(job, batch, pixels, moments, tuple(_fit(job, spec, total) for spec in _BY_MEMORY))
+    peaks = {many: replace(job, ranks=many, parallel="fsdp").peak(batch) for many in (2**i for i in range(1, 11))}
+    return Budget(job, batch, pixels, moments, tuple(_fit(job, spec, total, peaks) for spec in _BY_MEMORY))
 
 
 def takes_images(model: str) -> bool:
     return model in PRESETS and PRESETS[model].pixels
 
 
-def _fit(job: Job, spec: Spec, total: int) -> Fit:
+def _fit(job: Job, spec: Spec, total: int, peaks: Mapping[int, int]) -> Fit:
+    """Whether `total` bytes fit; `peaks` are those of a rank with FSDP by the number of ranks."""
     free = spec.memory_bytes - total
     answer = "no" if free < 0 else "tight" if total > TIGHT * spec.memory_bytes else "fits"
     no_units = job.precision == "bf16" and not spec.has("bf16")
-    return Fit(spec, answer, free, job.largest(spec.memory_bytes), no_units)
+    ranks = next((many for many, peak in peaks.items() if peak <= spec.memory_bytes), 0) if answer == "no" else 0
+    return Fit(spec, answer, free, job.largest(spec.memory_bytes), no_units, ranks)
 
 
 def limits(values: Mapping[str, Any]) -> dict[str, Limit]:
-    """A preset has its own sizes; text has no pixels, and images have no tokens."""
+    """A preset has its own sizes; text has no pixels, and images have no tokens; one rank has no parallelism."""
     model = values["model"]
+    alone = {"parallel": Limit(0, 0, "", hidden=True)} if values["ranks"] == 1 else {}
     if model == "custom":
         text = "a GPT takes tokens, not images"
-        return {
+        return alone | {
             "layers": Limit(1, 128, ""),
             "hidden": Limit(256, 16_384, ""),
             "sequence": Limit(128, 32_768, ""),
-            "resolution": Limit(0, 0, text),
+            "resolution": Limit(0, 0, text, hidden=True),
         }
     facts = PRESETS[model]
     tokens, images = f"{facts.words} takes tokens, not images", f"{facts.words} takes images, not tokens"
     least = facts.longest if model == "vit_b_16" else 64
     reach = f"{facts.words} takes up to {facts.longest:,}"
-    return {
-        "layers": Limit(facts.layers, facts.layers, f"{facts.words} has {facts.layers}"),
-        "hidden": Limit(facts.hidden, facts.hidden, f"{facts.words} is {facts.hidden:,} wide"),
-        "sequence": Limit(0, 0, images) if facts.pixels else Limit(128, facts.longest, reach),
-        "resolution": Limit(least, facts.longest, reach) if facts.pixels else Limit(0, 0, tokens),
+    return alone | {
+        "layers": Limit(facts.layers, facts.layers, f"{facts.words} has {facts.layers}", hidden=True),
+        "hidden": Limit(facts.hidden, facts.hidden, f"{facts.words} is {facts.hidden:,} wide", hidden=True),
+        "sequence": Limit(0, 0, images, hidden=True) if facts.pixels else Limit(128, facts.longest, reach),
+        "resolution": Limit(least, facts.longest, reach) if facts.pixels else Limit(0, 0, tokens, hidden=True),
     }

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, line, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, line, rect, shape, text
 
-from .job import CATEGORIES, Moment
+from ..base.touch import Grip, clickable, draggable, live, named
+from .job import CATEGORIES, PARALLEL_WORDS, Moment
 from .model import UNITS, Budget, Fit, amount, billions, unit_of
 
-WIDTH, HEIGHT = 860.0, 480.0
-LEFT, RIGHT, ANSWER = 168.0, 628.0, 640.0
-BARS, GPUS, KEY = 24.0, 108.0, 338.0
-ROW = 16.5
+WIDTH, HEIGHT = 860.0, 450.0
+LEFT, RIGHT, ANSWER = 160.0, 580.0, 592.0
+BARS, BAR, GPUS, KEY = 24.0, 38.0, 120.0, 360.0
+ROW = 18.0
 GIB = 2**30
+MOST = 1024  # the largest batch of the control
 COLOURS = {
     "weights": BLUE,
     "gradients": ORANGE,
@@ -32,9 +34,9 @@ COLOURS = {
 
 
 def draw(result: Budget) -> Picture:
-    """The two moments above, the GPUs in the middle, the key with the numbers below."""
+    """The two moments above, the GPUs in the middle, below them what is too small for its name, and the sums."""
     full = axis(result.peak.total)
-    body = (*_ticks(full), *_bars(result, full), *_gpus(result, full), *_key(result), *_sums(result))
+    body = (*_ticks(full), *_gpus(result, full), *_bars(result, full), *_key(result, full), *_sums(result))
     return Picture(WIDTH, HEIGHT, result.finding, result.describe(), body)
 
 
@@ -50,7 +52,7 @@ def _x(nbytes: float, full: int) -> float:
 def _ticks(full: int) -> list[str]:
     unit = unit_of(full)
     body = [text(MARGIN, 14, f"one rank, {unit} (virtual)", size=SMALL, fill=MUTED)]
-    bottom = GPUS + 12 * ROW + 4
+    bottom = GPUS - 4
     for part in range(5):
         x = LEFT + (RIGHT - LEFT) * part / 4
         body.append(line(x, BARS - 4, x, bottom, stroke=RULE))
@@ -63,90 +65,106 @@ def _ticks(full: int) -> list[str]:
 def _bars(result: Budget, full: int) -> list[str]:
     body = []
     for place, (name, moment) in enumerate(zip(("most activations", "all gradients"), result.moments, strict=True)):
-        top = BARS + place * 36
+        top = BARS + place * (BAR + 8)
         at_peak = result.at_end == bool(place)
         weight = "bold" if at_peak else ""
-        body.append(text(MARGIN, top + 20, name, weight=weight, size=SMALL))
+        body.append(text(MARGIN, top + 24, name, weight=weight, size=SMALL))
         body += _stack(moment, top, full)
         words = f"{amount(moment.total)}{', the peak' if at_peak else ''}"
-        body.append(text(ANSWER, top + 20, words, weight=weight))
-    return body
+        body.append(text(ANSWER, top + 24, words, weight=weight))
+    # The batch is pulled at the end of the first bar: its bytes grow with the batch in nearly a straight line.
+    most = min(max(result.job.largest(full), result.batch + 1), MOST)
+    at = {batch: LEFT + (RIGHT - LEFT) * result.job.moments(batch)[0].total / full for batch in (1, result.batch, most)}
+    x = at[result.batch]
+    handle = rect(x - 10, BARS - 2, 20, BAR + 4, fill=PAPER).replace("/>", ' fill-opacity="0"/>')
+    handle += rect(x - 4, BARS + 4, 8, BAR - 8, fill=PAPER, stroke=INK, radius=4)
+    return [*body, live(draggable(handle, "Batch per rank", Grip("batch", at[1], at[most], 1, most)))]
 
 
 def _stack(moment: Moment, top: float, full: int) -> list[str]:
     body, done = [], 0
-    for number, (name, nbytes) in enumerate(zip(CATEGORIES, moment, strict=True), 1):
+    for number, (name, nbytes) in enumerate(zip(CATEGORIES, moment, strict=True)):
         left, right = _x(done, full), _x(done + nbytes, full)
         if right - left >= 0.5:
-            hatched = number % 2 == 0
-            body.append(bar(left, top, right - left, 28, fill=COLOURS[name], hatched=hatched))
-            if right - left > 14:
-                body.append(_number(number, (left + right) / 2, top + 19))
+            piece = bar(left, top, right - left, BAR, fill=COLOURS[name], hatched=number % 2 == 1)
+            if _named(name, nbytes, full):
+                for y, words in ((16, CATEGORIES[name]), (32, amount(nbytes))):
+                    piece += text((left + right) / 2, top + y, words, size=SMALL, anchor="middle", halo=True)
+            body.append(named(piece, f"{CATEGORIES[name]}: {amount(nbytes)}"))
         done += nbytes
     return body
 
 
-def _number(number: int, x: float, y: float) -> str:
-    dark = number in (1, 7)
-    return text(x, y, str(number), size=SMALL, anchor="middle", weight="bold", fill=INK, halo=dark or number % 2 == 0)
+def _named(name: str, nbytes: int, full: int) -> bool:
+    """Whether a bar of so many bytes is long enough for its name and number."""
+    return _x(nbytes, full) - LEFT > max(length(CATEGORIES[name], SMALL), length(amount(nbytes), SMALL)) + 8
 
 
 def _gpus(result: Budget, full: int) -> list[str]:
-    body = []
     peak = result.peak.total
-    for place, fit in enumerate(result.fits):
-        body += _gpu(fit, GPUS + place * ROW, peak, full)
+    body = [_gpu(fit, GPUS + place * ROW, peak, full) for place, fit in enumerate(result.fits)]
+    if any(fit.ranks for fit in result.fits):
+        body.append(text(WIDTH - MARGIN, GPUS - 3, "would fit with", size=SMALL, anchor="end", fill=MUTED))
     x = _x(peak, full)
-    body.append(line(x, BARS - 4, x, GPUS + len(result.fits) * ROW + 4, width=2, dash="5 3"))
-    return body
+    return [*body, line(x, BARS - 4, x, GPUS + len(result.fits) * ROW + 4, width=2, dash="5 3")]
 
 
-def _gpu(fit: Fit, top: float, peak: int, full: int) -> list[str]:
-    memory = fit.spec.memory_bytes
+def _gpu(fit: Fit, top: float, peak: int, full: int) -> str:
+    """A row; a click sets the largest batch that fits, or the ranks with which it does."""
+    memory, name = fit.spec.memory_bytes, fit.spec.name
     right = _x(memory, full)
     no = fit.answer == "no"
     y = top + 13
-    body = [
-        text(MARGIN, y, fit.spec.name + (" *" if fit.no_units else ""), size=SMALL),
-        text(LEFT - 10, y, f"{memory / GIB:.1f}", size=SMALL, anchor="end"),
-        rect(LEFT, top + 2, right - LEFT, ROW - 5, fill=PAPER, stroke=INK),
-        bar(LEFT, top + 2, _x(min(peak, memory), full) - LEFT, ROW - 5, fill=RULE if no else SKY, hatched=no),
-    ]
+    row = rect(MARGIN - 6, top, WIDTH - 2 * MARGIN + 12, ROW, fill=PAPER)
+    row += text(MARGIN, y, name + (" *" if fit.no_units else ""), size=SMALL)
+    row += text(LEFT - 10, y, f"{memory / GIB:.1f}", size=SMALL, anchor="end")
+    row += rect(LEFT, top + 2, right - LEFT, ROW - 5, fill=PAPER, stroke=INK)
+    row += bar(LEFT, top + 2, _x(min(peak, memory), full) - LEFT, ROW - 5, fill=RULE if no else SKY, hatched=no)
     if memory > full:  # it goes on
-        body.append(shape([(right - 8, top + 4), (right - 1, top + 8.5), (right - 8, top + 13)], fill=INK))
-    body.append(text(ANSWER, y, fit.words, size=SMALL, weight="" if no else "bold"))
-    return body
+        row += shape([(right - 8, top + 4), (right - 1, top + 8.5), (right - 8, top + 13)], fill=INK)
+    row += text(ANSWER, y, fit.words, size=SMALL, weight="" if no else "bold")
+    if fit.largest:
+        batch = min(fit.largest, MOST)
+        return clickable(row, f"{name}: set the largest batch that fits, {batch:,}", batch=batch)
+    if not fit.ranks:
+        return row
+    row += text(WIDTH - MARGIN, y, f"FSDP × {fit.ranks:,}", size=SMALL, anchor="end", fill=MUTED)
+    return clickable(row, f"{name}: set {fit.ranks:,} ranks with FSDP", ranks=fit.ranks, parallel="fsdp")
 
 
-def _key(result: Budget) -> list[str]:
-    """Each category with its bytes at both moments."""
-    body = [
-        text(MARGIN, KEY, "bytes where activations are most | where all gradients are there", size=SMALL, fill=MUTED)
-    ]
-    for place, (name, words) in enumerate(CATEGORIES.items()):
-        number = place + 1
-        x, y = MARGIN + (place // 3) * 280, KEY + 23 + (place % 3) * 21
-        body.append(bar(x, y - 13, 20, 17, fill=COLOURS[name], hatched=number % 2 == 0))
-        body.append(_number(number, x + 10, y))
-        body.append(text(x + 26, y, words, size=SMALL))
-        for moment, right in zip(result.moments, (200, 271), strict=True):
-            nbytes = getattr(moment, name)
-            body.append(text(x + right, y, amount(nbytes) if nbytes else "–", size=SMALL, anchor="end"))
+def _key(result: Budget, full: int) -> list[str]:
+    """What no bar has room to name."""
+    body, x, y = [], MARGIN, KEY
+    for number, (name, words) in enumerate(CATEGORIES.items()):
+        both = [getattr(moment, name) for moment in result.moments]
+        if not any(both) or any(_named(name, nbytes, full) for nbytes in both):
+            continue
+        words = f"{words} {amount(max(both))}"
+        wide = length(words, SMALL) + 38
+        if x + wide - 16 > WIDTH - MARGIN:
+            x, y = MARGIN, y + 20
+        body.append(key(x, y, words, fill=COLOURS[name], hatched=number % 2 == 1))
+        x += wide
     return body
 
 
 def _sums(result: Budget) -> list[str]:
-    job = result.job
+    """The model states as the ZeRO paper counts them, and for several ranks the ways to share them."""
+    job, y = result.job, KEY + 46
     number = job.needs.parameters
     psi = f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
-    counted = f"{result.states / number:.3g} bytes × {psi} parameters"
-    states = f"model states of a rank, as the ZeRO paper counts: {billions(result.states)}: {counted}"
-    sent = f"a rank sends {billions(job.traffic)} in a step: {job.volume}" if job.ranks > 1 else ""
-    if result.estimate is not None:
-        sent += f"; by DeepSpeed's estimator its states are {billions(result.estimate)}"
-    source = "formulas (Korthikanti et al.)" if "formula" in job.needs.source else "gpulab.plan"
-    starred = "; * has no bf16 units" if any(fit.no_units for fit in result.fits) else ""
-    origin = f"activations and logits of {job.needs.words}: {source}; memory of GPUs: recorded{starred}"
-    lines = (states, sent or "one rank: nothing to send", origin)
-    y = KEY + 3 * 21 + 32
-    return [text(MARGIN, y + 19 * place, words, size=SMALL) for place, words in enumerate(lines)]
+    words = f"model states: {billions(result.states)}, {result.states / number:.3g} bytes × {psi}"
+    words += f"; a rank sends {billions(job.traffic)} a step" if job.ranks > 1 else ""
+    words += "; * no bf16 units" if any(fit.no_units for fit in result.fits) else ""
+    body = [text(MARGIN, y, words, size=SMALL)]
+    if job.ranks == 1:
+        hint = "pull the upper bar for more samples; click a GPU for all that it takes, or for the ranks it needs"
+        return [*body, live(text(MARGIN, y + 26, hint, size=SMALL, fill=MUTED))]
+    x = MARGIN
+    for name, words in PARALLEL_WORDS.items():
+        wide, chosen = length(words, SMALL, bold=True) + 20, name == job.parallel
+        pill = rect(x, y + 11, wide, 22, fill=SKY if chosen else PAPER, stroke=INK, radius=4)
+        pill += text(x + wide / 2, y + 27, words, size=SMALL, anchor="middle", weight="bold" if chosen else "")
+        body.append(clickable(pill, words, parallel=name))
+        x += wide + 6
+    return body

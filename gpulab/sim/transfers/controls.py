@@ -5,9 +5,11 @@ The commands run in `machine`, on the virtual GPU's allocator and clock; `pictur
 
 from __future__ import annotations
 
+from typing import Any
+
 from virtualgpu.gpus.specs import Spec
 
-from ..base.simulator import Choice, Flag, Script, Simulator, Slider
+from ..base.simulator import Choice, Flag, Script, Simulator, Slider, State
 from .model import BYTES, GPUS, SLOTS, read
 from .picture import draw
 from .result import Crossings, simulate
@@ -21,6 +23,10 @@ _MOVES = [f"{name} to {where}" for name in BYTES for where in ("GPU", "CPU")]
 
 
 _BUTTONS = (*_MOVES, *(f"del {name}" for name in BYTES), "weights + bias")
+
+
+def _state(name: str, script: str, note: str, **values: Any) -> State:
+    return State(name, {"script": script, "assign": "new", "pinned": False, "non_blocking": False} | values, note)
 
 
 class Transfers(Simulator[Crossings]):
@@ -47,6 +53,26 @@ class Transfers(Simulator[Crossings]):
         Slider("room", "Free on the GPU", 0, 64, 64, unit="MiB"),
         Flag("pinned", "Pinned host memory", False),
         Flag("non_blocking", "non_blocking=True", False),
+    )
+    primary = ("assign", "pinned", "non_blocking")
+    states = (
+        _state(
+            "Copies, both stay",
+            "input_data to GPU; weights to GPU",
+            "Two tensors moved; what has the host's memory lost? Nothing.",
+        ),
+        _state(
+            "One stays behind",
+            "input_data to GPU; weights to GPU; weights + bias",
+            "All but the bias went to the GPU. What does the sum say?",
+        ),
+        _state(
+            "Nobody waits",
+            "weights to GPU; bias to GPU; input_data to GPU",
+            "Pinned and non_blocking: how long does the call take now?",
+            pinned=True,
+            non_blocking=True,
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

@@ -21,7 +21,10 @@ GPUS = {name: gpu for name, gpu in SHOWN.items() if gpu.host_link}
 MOST_COMMANDS = 40
 
 _COMMAND = re.compile(r"(?:(?P<name>\w+)\s+to\s+(?P<where>GPU|CPU)|del\s+(?P<gone>\w+)|(?P<sum>weights\s*\+\s*bias))$")
-_KNOWN = "Known: NAME to GPU, NAME to CPU, del NAME, weights + bias; NAME is input_data, weights, bias or all"
+_KNOWN = (
+    "Known: NAME to GPU, NAME to CPU, del NAME, weights + bias; NAME is input_data, weights, bias or all,"
+    " and for del the name of a copy, such as bias_gpu, too"
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ def read(text: str) -> list[Command]:
     for part in filter(None, map(str.strip, re.split(r"[;\n]", text))):
         match = _COMMAND.match(part)
         name = match and (match["name"] or match["gone"])
-        if not match or (name and name not in (*SHAPES, "all")):
+        copies = () if not match or match["where"] else [f"{each}_gpu" for each in SHAPES]
+        if not match or (name and name not in (*SHAPES, *copies, "all")):
             raise ValueError(f"{part!r} is no command. {_KNOWN}.")
         verb = match["where"] or ("del" if name else "+")
         found += [Command(verb, each) for each in (SHAPES if name == "all" else [name or ""])]

@@ -2,60 +2,84 @@
 
 from __future__ import annotations
 
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, code, key, line, lines, rect, shape, text, wrap
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
+from virtualgpu.pictures.svg import (
+    MARGIN,
+    SMALL,
+    Picture,
+    bar,
+    code,
+    hatch,
+    key,
+    length,
+    line,
+    rect,
+    shape,
+    text,
+    wrap,
+)
 
+from ..base.touch import carried, clickable, command, grows, live
 from ..base.words import count, duration
-from .model import Held, Line
+from .model import BYTES, PARAMETERS, Held, Line
 from .result import Crossings, size
 
 # the rest of the text is where to read on, an address longer than a line
 _TO_READ_ON = "  See documentation"
 
 WIDTH, RIGHT = 860.0, 860.0 - MARGIN
-PANEL, PANEL_HEIGHT = 290.0, 168.0
-CONSOLE, SHOWN, STEP = 196.0, 7, 21.0
-FOOT = CONSOLE + (SHOWN + 1) * STEP + 4
+PANEL, PANEL_HEIGHT = 290.0, 170.0
+HOST, GPU = MARGIN, RIGHT - PANEL  # where the panels begin
+CONSOLE, SHOWN, STEP = 196.0, 7, 20.0
+FOOT = CONSOLE + 14 + SHOWN * STEP
 COPIED, BUS, SHARE, SHARE_WIDTH = 576.0, 656.0, 670.0, 72.0
 
 
 def draw(result: Crossings) -> Picture:
-    """Both memories with the bus between, the console, and below it what the copies cost or the error."""
+    """Both memories with the bus between, the console with the error, and below it what the copies cost."""
     out = result.outcome
+    there = f"reserved {result.reserved}, free {out.free / 2**20:.0f} MiB"
     body = [
-        *_panel(MARGIN, "host memory", out.host, result.host_bytes, SKY, ""),
-        *_panel(
-            RIGHT - PANEL,
-            f"{result.gpu}'s memory",
-            out.gpu,
-            result.gpu_bytes,
-            GREEN,
-            f"reserved {result.reserved}, free {out.free / 2**20:.0f} MiB",
-        ),
+        *_panel(HOST, "host memory", result.host_bytes),
+        live(text(HOST + 12, PANEL_HEIGHT - 8, "click a tensor, or carry it over", size=SMALL, fill=MUTED)),
+        *_panel(GPU, f"{result.gpu}'s memory", result.gpu_bytes),
+        text(GPU + 12, PANEL_HEIGHT - 8, there, size=SMALL, fill=MUTED),
         *_bus(result),
         *_console(result),
-        *(_error(result.error) if result.error else _cost(result)),
+        *_cost(result),
+        *_tensors(HOST, out.host, SKY, "GPU", GPU),
+        *_tensors(GPU, out.gpu, GREEN, "CPU", HOST),
     ]
-    return Picture(WIDTH, FOOT + 112, result.finding, result.describe(), tuple(body))
+    return Picture(WIDTH, FOOT + 86, result.finding, result.describe(), tuple(body))
 
 
-def _panel(x: float, name: str, tensors: tuple[Held, ...], total: int, fill: str, more: str) -> list[str]:
-    body = [rect(x, 0, PANEL, PANEL_HEIGHT, stroke=INK, radius=6)]
-    body.append(text(x + 12, 24, name, weight="bold"))
-    body.append(text(x + PANEL - 12, 24, size(total), weight="bold", anchor="end"))
-    if not tensors:
-        body.append(text(x + 12, 54, "empty", fill=MUTED))
+def _panel(x: float, name: str, total: int) -> list[str]:
+    return [
+        rect(x, 0.5, PANEL, PANEL_HEIGHT, stroke=INK, radius=6),
+        text(x + 12, 22, name, weight="bold"),
+        text(x + PANEL - 12, 22, size(total), weight="bold", anchor="end"),
+        text(x + 12, PANEL_HEIGHT - 25, f"{total:,} bytes" if total else "empty", size=SMALL, fill=MUTED),
+    ]
+
+
+def _tensors(x: float, tensors: tuple[Held, ...], fill: str, to: str, other: float) -> list[str]:
+    """A chip for each: a click copies it to the other memory, whose panel begins at `other`; the ✕ deletes it."""
+    body = []
     for place, held in enumerate(tensors):
-        y = 54 + place * 22
-        body.append(bar(x + 12, y - 12, 14, 14, fill=fill, hatched=held.pinned))
-        body.append(text(x + 34, y, held.name))
-        if held.pinned:
-            body.append(text(x + 196, y, "pinned", size=SMALL, fill=MUTED, anchor="end"))
-        body.append(text(x + PANEL - 12, y, size(held.nbytes), anchor="end"))
-    body.append(text(x + 12, PANEL_HEIGHT - 10, f"{total:,} bytes", size=SMALL, fill=MUTED) if not more else "")
-    if more:
-        body.append(text(x + PANEL - 12, PANEL_HEIGHT - 10, more, size=SMALL, fill=MUTED, anchor="end"))
-        body.append(text(x + 12, PANEL_HEIGHT - 27, f"{total:,} bytes", size=SMALL, fill=MUTED))
+        y = 32 + place * 26
+        chip = rect(x + 10, y, PANEL - 46, 22, fill=fill, stroke=INK, radius=4)
+        chip += hatch(x + 10, y, 22, 22) if held.pinned else ""
+        chip += text(x + 18 + 20 * held.pinned, y + 16, held.name)
+        chip += text(x + 170, y + 16, "pinned", size=SMALL, anchor="end") if held.pinned else ""
+        chip += text(x + PANEL - 44, y + 16, size(held.nbytes), anchor="end")
+        if held.name != "out":  # which no command knows
+            known = next(name for name in BYTES if name in held.name or PARAMETERS.get(name) == held.name[6:])
+            chip = command(chip, f"{held.name}: copy it to the {to}", "script", f"{known} to {to}")
+            chip = carried(chip, other, 0, PANEL, PANEL_HEIGHT)
+            gone = held.name if "layer" not in held.name else known
+            cross = rect(x + PANEL - 32, y, 24, 22, fill=PAPER) + text(x + PANEL - 20, y + 16, "✕", anchor="middle")
+            chip += live(command(cross, f"{held.name}: delete it", "script", f"del {gone}"))
+        body.append(chip)
     return body
 
 
@@ -82,8 +106,9 @@ def _bus(result: Crossings) -> list[str]:
         return body
     to_gpu = last.way == "to GPU"
     tip, tail, back = (right, left, -20) if to_gpu else (left, right, 20)
-    body.append(line(tail, y, tip + back, y, stroke=ORANGE, width=10))
-    body.append(shape([(tip, y), (tip + back, y - 14), (tip + back, y + 14)], fill=ORANGE))
+    arrow = line(tail, y, tip + back, y, stroke=ORANGE, width=10)
+    arrow += shape([(tip, y), (tip + back, y - 14), (tip + back, y + 14)], fill=ORANGE)
+    body.append(grows(arrow, "left" if to_gpu else "right"))
     body.append(centred(140, f"{size(last.nbytes)} {last.way}", "bold"))
     body.append(centred(158, f"in {duration(last.copy)} (virtual)"))
     return body
@@ -91,15 +116,18 @@ def _bus(result: Crossings) -> list[str]:
 
 def _console(result: Crossings) -> list[str]:
     done = result.outcome.lines
+    add = command(_button(MARGIN + 62, "weights + bias"), "Compute weights + bias", "script", "weights + bias")
     body = [
         text(MARGIN, CONSOLE, "console", size=SMALL, fill=MUTED),
+        live(add + clickable(_button(MARGIN + 200, "undo"), "Undo", script=result.before) if result.commands else add),
         text(COPIED, CONSOLE, "copied", size=SMALL, fill=MUTED, anchor="end"),
         text(BUS, CONSOLE, "on the bus", size=SMALL, fill=MUTED, anchor="end"),
         text(SHARE, CONSOLE, "of it latency", size=SMALL, fill=MUTED),
         text(RIGHT, CONSOLE, "call returns", size=SMALL, fill=MUTED, anchor="end"),
-        line(MARGIN, CONSOLE + 6, RIGHT, CONSOLE + 6, stroke=RULE),
+        line(MARGIN, CONSOLE + 7, RIGHT, CONSOLE + 7, stroke=RULE),
     ]
-    first = max(0, len(done) - SHOWN)
+    error = wrap(result.error.split(_TO_READ_ON)[0], RIGHT - MARGIN - 12, SMALL)
+    first = max(0, len(done) + len(error) - SHOWN)
     y = CONSOLE + 24
     for step in range(first, len(done)):
         it = done[step]
@@ -110,7 +138,17 @@ def _console(result: Crossings) -> list[str]:
             body.append(code(MARGIN, y, it.code, weight="bold" if newest else ""))
             body += _costs(result, it, y)
         y += STEP
+    for words in error:
+        body.append(line(MARGIN + 2, y - 15, MARGIN + 2, y + 5, stroke=VERMILLION, width=4))
+        body.append(text(MARGIN + 12, y, words, size=SMALL))
+        y += STEP
     return body
+
+
+def _button(x: float, words: str) -> str:
+    wide = length(words, SMALL) + 14
+    box = rect(x, CONSOLE - 14, wide, 19, fill=PAPER, stroke=MUTED, radius=4)
+    return box + text(x + wide / 2, CONSOLE, words, size=SMALL, anchor="middle")
 
 
 def _costs(result: Crossings, it: Line, y: float) -> list[str]:
@@ -131,33 +169,27 @@ def _costs(result: Crossings, it: Line, y: float) -> list[str]:
     return body
 
 
-def _error(words: str) -> list[str]:
-    folded = wrap(words.split(_TO_READ_ON)[0], RIGHT - MARGIN - 24, SMALL)
-    return [
-        rect(MARGIN, FOOT, RIGHT - MARGIN, 104, stroke=VERMILLION, radius=6),
-        lines(MARGIN + 12, FOOT + 20, folded, size=SMALL),
-    ]
-
-
 def _cost(result: Crossings) -> list[str]:
-    """All that went over the bus, beside a look at the same bytes where the GPU has them."""
-    if not result.copied:
-        return [text(MARGIN, FOOT + 20, "Nothing has gone over the bus yet.", fill=MUTED)]
-    rates = result.outcome.rates
-    near = rates.memory_seconds(result.copied)
-    left, unit = 300.0, 380 / result.copying
+    """All that went over the bus, or could, beside a look at the same bytes where the GPU has them."""
+    rates, nbytes, seconds, floor = result.outcome.rates, result.copied, result.copying, result.floor
+    if not nbytes:
+        nbytes, floor = sum(BYTES.values()), len(BYTES) * rates.copy_us * 1e-6
+        seconds = floor + nbytes / (rates.pageable_gbps * 1e9)
+    near = rates.memory_seconds(nbytes)
+    left, unit = 300.0, 380 / seconds
     top = FOOT + 16
     body = [
-        text(MARGIN, top, f"the same {size(result.copied)} (virtual)", size=SMALL, fill=MUTED),
+        text(MARGIN, top, f"the same {size(nbytes)} (virtual)", size=SMALL, fill=MUTED),
         key(left, top, "latency", fill=ORANGE, hatched=True),
         key(left + 92, top, "bytes", fill=SKY),
     ]
-    rows = (("all copies over the bus", result.copying, result.floor), ("read in the GPU's own memory", near, 0.0))
-    for place, (name, seconds, floor) in enumerate(rows):
-        y = top + 36 + place * 36
+    over = "all copies over the bus" if result.copied else "over the bus, if all were copied"
+    rows = ((over, seconds, floor), ("read in the GPU's own memory", near, 0.0))
+    for place, (name, took, latency) in enumerate(rows):
+        y = top + 30 + place * 30
         body.append(text(MARGIN, y, name))
-        body.append(bar(left, y - 16, seconds * unit, 22, fill=SKY))
-        body.append(bar(left, y - 16, floor * unit, 22, fill=ORANGE, hatched=True))
-        times = f", {result.copying / near:.0f} × faster" if place else ""
-        body.append(text(left + seconds * unit + 10, y, f"{duration(seconds)}{times}", weight="bold"))
+        body.append(bar(left, y - 15, took * unit, 20, fill=SKY))
+        body.append(bar(left, y - 15, latency * unit, 20, fill=ORANGE, hatched=True))
+        times = f", {seconds / near:.0f} × faster" if place else ""
+        body.append(text(left + took * unit + 10, y, f"{duration(took)}{times}", weight="bold"))
     return body

@@ -10,7 +10,7 @@ from virtualgpu.memory.out_of_memory import format_size
 from ..base.simulator import Result, Row
 from ..base.words import below, duration, percent
 from .machine import run
-from .model import GPUS, SLOTS, Line, Outcome, read
+from .model import GPUS, SLOTS, Command, Line, Outcome, read
 
 
 def size(nbytes: int) -> str:
@@ -26,6 +26,7 @@ class Crossings(Result):
     slot: int
     assign: str
     non_blocking: bool
+    commands: tuple[Command, ...]
     outcome: Outcome
 
     @property
@@ -59,6 +60,11 @@ class Crossings(Result):
     def error(self) -> str:
         """What Python says of the last command, "" if it went well."""
         return self.outcome.lines[-1].error
+
+    @property
+    def before(self) -> str:
+        """The commands but the last one."""
+        return "; ".join(map(str, self.commands[:-1]))
 
     @property
     def link(self) -> str:
@@ -169,4 +175,6 @@ def _happened(done: Line) -> str:
 
 def simulate(script: str, assign: str, gpu: str, slot: int, room: int, pinned: bool, non_blocking: bool) -> Crossings:
     """Run the commands of `script`; see `machine.run`."""
-    return Crossings(gpu, slot, assign, non_blocking, run(read(script), assign, pinned, non_blocking, gpu, slot, room))
+    commands = tuple(read(script))
+    outcome = run(commands, assign, pinned, non_blocking, gpu, slot, room)
+    return Crossings(gpu, slot, assign, non_blocking, commands, outcome)
