@@ -158,7 +158,7 @@ def test_a_picture_that_cannot_be_drawn_costs_no_sample_and_is_told(
     fake_nvml: Any, output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Watch(0.05, None, fake_nvml({})) as seen:
-        monkeypatch.setattr(view, "draw", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(view, "render", lambda *_, **__: 1 / 0)
         until(lambda: seen._sampler.trouble is not None)
         taken = len(seen.samples)
         until(lambda: len(seen.samples) > taken)
@@ -214,7 +214,7 @@ def test_the_picture_is_drawn_more_rarely_the_longer_that_takes(monkeypatch: pyt
             drawn.append(1)
             return "<svg/>"
 
-    monkeypatch.setattr(view, "draw", lambda *_, **__: Drawn())
+    monkeypatch.setattr(view, "render", lambda *_, **__: Drawn())
     one = view.View(lambda: (), lambda: None)
     for expected in (1, 1, 1, 2):  # at 100 s, which takes 0.1 s; then not at 101 nor 104.9, and again at 106 s
         one.draw()
