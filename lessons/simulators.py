@@ -1,12 +1,14 @@
 # %% title [markdown]
 # # The simulators
 #
-# All fourteen on one page, in the order of the lessons, each in the state that makes its point: for instructors, and for
-# whoever wants to look one up. A simulator is a model, and says under its picture what it leaves out. Numbers are
-# *virtual* where the model makes them, *recorded* where a data sheet or a paper gave them.
+# All fourteen on one page, in the order of the lessons: for instructors, and for whoever wants to look one up. A
+# simulator is a model, and says under *The numbers* what it leaves out. Numbers are *virtual* where the model makes
+# them, *recorded* where a data sheet or a paper gave them.
 #
-# Every control is an argument as well: `gpulab.sim.race(tasks=1000)` opens it there, `sim.set(tasks=2000)` moves it,
-# and `sim.result` is a table of its numbers. In a hall, `gpulab.style.lecture()` enlarges all that is drawn after it.
+# What is in a picture can be grasped: drag a point or the time, click a row. Three buttons lead through a story; *Whole
+# window* gives one simulator the screen, where the arrow keys step through the story and a line says what to tell.
+# `gpulab.present("race")` opens one so. Every control is an argument as well: `gpulab.sim.race(tasks=1000)` opens it
+# there, `sim.set(tasks=2000)` moves it, and `sim.result` is a table of its numbers.
 #
 # Runs on: any machine, without a GPU. Time: as long as you like; a minute each to see the point.
 

@@ -148,7 +148,7 @@ def test_each_folder_says_what_it_is() -> None:
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{name} has no docstring"
 
 
-SIMULATORS = sorted({name.split(".")[2] for name in MODULES if name.startswith("gpulab.sim.")} - {"base"})
+SIMULATORS = sorted({name.split(".")[2] for name in MODULES if name.startswith("gpulab.sim.")} - {"base", "presenting"})
 
 
 @pytest.mark.parametrize("simulator", SIMULATORS)

@@ -5,6 +5,7 @@ const REST = 700; // milliseconds without a change before the headline is spoken
 const PATIENCE = 20000; // milliseconds without an answer, after which the next question may be asked
 const CALM = 1000; // milliseconds between two frames of Play where the system asks for reduced motion
 const BESIDE = 280; // pixels that controls need beside the picture
+const UNITS = /(\d) (?=(?:[nµm]?s|min|h|[KMG]iB|[kMG]B|TFLOP\/s|×)(?:\W|$))/g; // stay on the line of their number
 const POSITIONS = 1000; // of a logarithmic slider
 
 function make(tag, attributes = {}, ...children) {
@@ -439,7 +440,7 @@ function render({ model, el }) {
     }
     alert.hidden = !view.error;
     alert.textContent = view.error;
-    headline.textContent = view.headline;
+    headline.textContent = view.headline.replace(UNITS, "$1\u00a0");
     numbers.textContent = view.text;
     picture.show(view.svg);
     picture.node.querySelector("svg").setAttribute("aria-label", view.headline);
