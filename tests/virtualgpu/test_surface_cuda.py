@@ -95,7 +95,9 @@ def test_the_counts_agree_with_the_statistics(gpu):
     free, total = torch.cuda.mem_get_info()
     assert total - free == torch.cuda.device_memory_used() == torch.cuda.memory_reserved() + (300 << 20)
     assert torch.cuda.get_device_properties(0).total_memory == total
-    del kept
+    view = kept.pop()[:10].view(-1)  # it holds the whole storage
+    assert torch.cuda.memory_allocated() == 512 + 4096 + 1_200_128 + 12_000_256
+    del kept, view
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated() == 0
     torch.cuda.empty_cache()
@@ -407,6 +409,15 @@ def test_a_generator_of_ones_own(computing):
         torch.rand(3, device="cuda", generator=torch.Generator())
     with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"):
         torch.rand(3, generator=generator)
+
+
+def test_what_draws_with_a_generator_is_on_the_gpu(gpu):
+    generator, ones = torch.Generator("cuda"), torch.ones(3, device="cuda")
+    drawn = [torch.multinomial(ones, 2, generator=generator), torch.bernoulli(ones / 2, generator=generator)]
+    drawn += [torch.randperm(5, device="cuda", generator=generator), ones.clone().normal_(generator=generator)]
+    normal = torch.distributions.Normal(ones, ones, validate_args=False)
+    drawn += [normal.sample((2,)), normal.rsample(), torch.distributions.Categorical(logits=ones).sample()]
+    assert all(tensor.is_cuda for tensor in drawn)
 
 
 def test_nothing_warns_that_should_not(computing):

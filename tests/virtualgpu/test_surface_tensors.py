@@ -237,9 +237,9 @@ def test_a_model_goes_with_its_buffers_and_its_ties(gpu, device):
     model(torch.zeros(4, dtype=torch.long, device=device)).sum().backward()
     assert all(p.grad.device == GPU for p in model.parameters())
     optimizer.step()
-    model.cpu()
+    for move in (model.half, model.float, model.cpu):
+        assert move().output.weight is model.embedding.weight
     assert all(tensor.device.type == "cpu" for tensor in tensors(model))
-    assert model.output.weight is model.embedding.weight
 
 
 def test_a_deep_copy_is_as_tied_as_its_original_and_apart_from_it(gpu):
