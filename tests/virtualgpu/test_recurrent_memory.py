@@ -4,8 +4,6 @@ import copy
 import dataclasses
 import json
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +12,10 @@ from gpulab import VirtualGPU
 from virtualgpu import release
 from virtualgpu.operations import recurrent_memory as memory
 
-HERE = Path(__file__).resolve().parent / "torch_cuda"
-sys.path.insert(0, str(HERE))
-import measure_recurrent  # noqa: E402
+from .recorded import HERE, recorder, rows
 
-ROWS = json.loads((HERE / "recurrent.json").read_text())["rows"]
+measure_recurrent = recorder("measure_recurrent")
+ROWS = rows("recurrent")
 FIELDS = {field.name for field in dataclasses.fields(memory.Layer)}
 H100 = (9, 0), 132
 

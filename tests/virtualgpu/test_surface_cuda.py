@@ -23,12 +23,6 @@ DRIVER = ("driver", "no cuda", "not compiled", "not available", "initialized wit
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
-@pytest.fixture(params=[True, False], ids=["values", "shapes"])
-def gpu(request):
-    with scope(compute=request.param) as gpu:
-        yield gpu
-
-
 def public():
     modules = (torch.cuda, torch.accelerator, torch.cuda.memory, torch.cuda.random, torch.cuda.nvtx, torch.cuda.amp)
     for module in modules:
@@ -314,12 +308,6 @@ def test_events_measure_what_lies_between_them(gpu):
 
 
 # -- random numbers --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def computing():
-    with scope() as gpu:
-        yield gpu
 
 
 def draw():

@@ -20,18 +20,6 @@ GPU = torch.device("cuda", 0)
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-@pytest.fixture(params=[True, False], ids=["values", "shapes"])
-def gpu(request):
-    with scope(compute=request.param) as gpu:
-        yield gpu
-
-
-@pytest.fixture
-def computing():
-    with scope() as gpu:
-        yield gpu
-
-
 class Tied(nn.Module):
     """An embedding whose weight is the output's too, a buffer, and a layer within a layer."""
 
