@@ -181,8 +181,8 @@ def test_time_in_which_several_things_run_counts_once(wanted):
 
 
 @pytest.fixture
-def ticking(monkeypatch):
-    """Clocks of the given kinds, and a function that lets this machine's time pass for them."""
+def pass_(monkeypatch):
+    """Lets this machine's time pass."""
     now = [100.0]
     monkeypatch.setattr(clocks, "real", lambda: now[0])
     monkeypatch.setattr(clocks, "queued", lambda: 0.0)
@@ -190,7 +190,20 @@ def ticking(monkeypatch):
     def pass_(seconds):
         now[0] += seconds
 
-    return lambda **kwargs: Clock(1, T4, **kwargs), pass_
+    return pass_
+
+
+@pytest.fixture
+def ticking(pass_):
+    return Clock(1, T4)
+
+
+@pytest.fixture
+def asked(ticking):
+    """A clock that leaves out the host's own time, and was asked for it."""
+    ticking.ignores_own = True
+    ticking.ask()
+    return ticking
 
 
 def operation(clock, pass_, seconds):
@@ -200,24 +213,32 @@ def operation(clock, pass_, seconds):
     clock.leave()
 
 
-def test_perf_counter_has_the_hosts_own_time_and_not_that_of_a_gpus_work(ticking):
-    make, pass_ = ticking
-    clock = make()
-    before = clock.perf_counter()
+def answers(clock, pass_, pauses):
+    """What each question counts that comes after a pause."""
+    counted = []
+    for pause in pauses:
+        before = clock.host
+        pass_(pause)
+        clock.ask()
+        counted.append(clock.host - before)
+    return counted
+
+
+def test_perf_counter_has_the_hosts_own_time_and_not_that_of_a_gpus_work(ticking, pass_):
+    before = ticking.perf_counter()
     pass_(0.5)
-    operation(clock, pass_, 7.0)
+    operation(ticking, pass_, 7.0)
     pass_(0.25)
-    assert clock.perf_counter() - before == pytest.approx(0.75 + HOST_US * US)
-    assert clock.own == pytest.approx(0.75)
-    clock.devices[0].synchronize()
-    assert clock.perf_counter() - before == pytest.approx(0.75 + clock.host)
+    assert ticking.perf_counter() - before == pytest.approx(0.75 + HOST_US * US)
+    assert ticking.own == pytest.approx(0.75)
+    ticking.devices[0].synchronize()
+    assert ticking.perf_counter() - before == pytest.approx(0.75 + ticking.host)
 
 
-def test_what_other_programs_take_of_the_processor_is_not_the_hosts_own(ticking, monkeypatch):
-    make, pass_ = ticking
+def test_what_other_programs_take_of_the_processor_is_not_the_hosts_own(pass_, monkeypatch):
     waited = [7.0]
     monkeypatch.setattr(clocks, "queued", lambda: waited[0])
-    clock = make()
+    clock = Clock(1, T4)
     operation(clock, pass_, 1.0)
     waited[0] += 0.5
     pass_(0.75)
@@ -233,9 +254,8 @@ def test_what_other_programs_take_of_the_processor_is_not_the_hosts_own(ticking,
     assert clock.own == pytest.approx(1.5)
 
 
-def test_a_stopped_clock_counts_nothing_of_what_this_thread_does(ticking):
-    make, pass_ = ticking
-    clock = make(counts_host=True)
+def test_a_stopped_clock_counts_nothing_of_what_this_thread_does(pass_):
+    clock = Clock(1, T4, counts_host=True)
     pass_(0.5)
     with clock.stopped():
         pass_(3.0)
@@ -246,77 +266,52 @@ def test_a_stopped_clock_counts_nothing_of_what_this_thread_does(ticking):
     assert clock.own == pytest.approx(0.75)
 
 
-def test_a_check_can_leave_out_the_hosts_own_time(ticking):
-    make, pass_ = ticking
-    clock = make()
-    clock.ignores_own = True
-    before = clock.perf_counter()
+def test_a_check_can_leave_out_the_hosts_own_time(ticking, pass_):
+    ticking.ignores_own = True
+    before = ticking.perf_counter()
     pass_(0.5)
-    operation(clock, pass_, 7.0)
+    operation(ticking, pass_, 7.0)
     pass_(0.25)
-    assert clock.perf_counter() - before == pytest.approx(HOST_US * US)
-    clock.devices[0].synchronize()
-    assert clock.perf_counter() - before == pytest.approx(clock.host)
+    assert ticking.perf_counter() - before == pytest.approx(HOST_US * US)
+    ticking.devices[0].synchronize()
+    assert ticking.perf_counter() - before == pytest.approx(ticking.host)
 
 
-def test_asking_again_and_again_then_is_not_charged_for_one_long_pause(ticking):
-    make, pass_ = ticking
-    clock = make()
-    clock.ignores_own = True
-    clock.ask()
-    for _ in range(10):
-        for pause, counted in ((0.5, 101 * US), (1e-6, 2 * US), (1e-6, 2 * US)):
-            before = clock.host
-            pass_(pause)
-            clock.ask()
-            assert clock.host - before == pytest.approx(counted)
+def test_asking_again_and_again_then_is_not_charged_for_one_long_pause(asked, pass_):
+    assert answers(asked, pass_, [0.5, 1e-6, 1e-6] * 10) == pytest.approx([101 * US, 2 * US, 2 * US] * 10)
 
 
-def test_one_who_sleeps_between_the_questions_gets_on(ticking):
-    make, pass_ = ticking
-    clock = make()
-    clock.ignores_own = True
-    clock.ask()
-    for pause, counted in ((0.010, 100 * US), (0.011, 0.011), (0.010, 0.010), (0.5, 0.020), (0.010, 0.010)):
-        before = clock.host
-        pass_(pause)
-        clock.ask()
-        assert clock.host - before == pytest.approx(counted + US)
+def test_one_who_sleeps_between_the_questions_gets_on(asked, pass_):
+    counted = [100 * US, 0.011, 0.010, 0.020, 0.010]
+    assert answers(asked, pass_, [0.010, 0.011, 0.010, 0.5, 0.010]) == pytest.approx([one + US for one in counted])
 
 
-def test_of_a_pause_that_was_asked_for_counts_what_was_asked_for(ticking):
-    make, pass_ = ticking
-    clock = make()
-    clock.ignores_own = True
-    clock.ask()
+def test_of_a_pause_that_was_asked_for_counts_what_was_asked_for(asked, pass_):
     for pause in (0.0006, 0.5, 0.030, 0.0005):  # a busy machine wakes up late
-        before = clock.host
+        before = asked.host
         pass_(pause)
-        clock.slept(0.0005)
-        clock.ask()
-        assert clock.host - before == pytest.approx(0.0005 + US)
-    operation(clock, pass_, 1.0)
-    before = clock.host
-    clock.slept(0.5)  # between operations it is the program's own time, which is left out
-    assert clock.host == before
+        asked.slept(0.0005)
+        asked.ask()
+        assert asked.host - before == pytest.approx(0.0005 + US)
+    operation(asked, pass_, 1.0)
+    before = asked.host
+    asked.slept(0.5)  # between operations it is the program's own time, which is left out
+    assert asked.host == before
 
 
-def test_a_short_pause_beside_an_operation_is_the_launch_that_the_model_knows(ticking):
-    make, pass_ = ticking
-    clock = make()
-    before = clock.perf_counter()
+def test_a_short_pause_beside_an_operation_is_the_launch_that_the_model_knows(ticking, pass_):
+    before = ticking.perf_counter()
     for _ in range(10):
         pass_(50 * US)
-        operation(clock, pass_, 1.0)
+        operation(ticking, pass_, 1.0)
     pass_(50 * US)
-    assert clock.perf_counter() - before == pytest.approx(10 * HOST_US * US)
+    assert ticking.perf_counter() - before == pytest.approx(10 * HOST_US * US)
     pass_(50 * US)
-    assert clock.perf_counter() - before == pytest.approx((10 * HOST_US + 50) * US)  # no operation beside it
+    assert ticking.perf_counter() - before == pytest.approx((10 * HOST_US + 50) * US)  # no operation beside it
 
 
-def test_the_rest_of_the_hosts_time_counts_on_the_gpu_only_where_that_is_wanted(ticking):
-    make, pass_ = ticking
-    modelled, counting = make(), make(counts_host=True)
+def test_the_rest_of_the_hosts_time_counts_on_the_gpu_only_where_that_is_wanted(pass_):
+    modelled, counting = Clock(1, T4), Clock(1, T4, counts_host=True)
     for clock in (modelled, counting):
         pass_(2.0)
         operation(clock, pass_, 1.0)
@@ -326,49 +321,43 @@ def test_the_rest_of_the_hosts_time_counts_on_the_gpu_only_where_that_is_wanted(
     assert counting.now() == pytest.approx(counting.host + T4.launch_us * US + 1e-3)
 
 
-def test_asking_takes_the_time_that_it_really_takes(ticking):
-    make, pass_ = ticking
-    clock = make()
-    operation(clock, pass_, 1.0)
+def test_asking_takes_the_time_that_it_really_takes(ticking, pass_):
+    operation(ticking, pass_, 1.0)
     pass_(5.0)
-    clock.ask()
-    assert clock.host < 1e-3
+    ticking.ask()
+    assert ticking.host < 1e-3
     pass_(3.0)
-    clock.ask()
-    assert clock.host == pytest.approx(3.0, abs=1e-3)
+    ticking.ask()
+    assert ticking.host == pytest.approx(3.0, abs=1e-3)
 
 
-def test_a_thread_beside_one_that_does_a_gpus_work_changes_nothing(ticking):
-    make, pass_ = ticking
-    clock = make()
+def test_a_thread_beside_one_that_does_a_gpus_work_changes_nothing(ticking, pass_):
     seen = []
 
     def beside():
-        seen.append(clock.perf_counter())
-        clock.enter()  # as a loader's thread that pins memory
-        clock.leave()
+        seen.append(ticking.perf_counter())
+        ticking.enter()  # as a loader's thread that pins memory
+        ticking.leave()
 
-    before = clock.perf_counter()
-    clock.enter()
+    before = ticking.perf_counter()
+    ticking.enter()
     pass_(5.0)
     thread = threading.Thread(target=beside)
     thread.start()
     thread.join()
     pass_(5.0)
-    clock.leave()
+    ticking.leave()
     assert seen == [before]
-    assert clock.perf_counter() == before
-    assert clock.own == 0
+    assert ticking.perf_counter() == before
+    assert ticking.own == 0
 
 
-def test_looking_from_elsewhere_changes_nothing(ticking):
-    make, pass_ = ticking
-    clock = make()
+def test_looking_from_elsewhere_changes_nothing(ticking, pass_):
     pass_(1.0)
-    state = dict(vars(clock))
-    assert clock.seen() == pytest.approx(101.0)
-    assert dict(vars(clock)) == state
-    assert clock.perf_counter() == pytest.approx(101.0)
+    state = dict(vars(ticking))
+    assert ticking.seen() == pytest.approx(101.0)
+    assert dict(vars(ticking)) == state
+    assert ticking.perf_counter() == pytest.approx(101.0)
 
 
 @settings(max_examples=200, deadline=None)
