@@ -117,16 +117,6 @@ def test_the_summary_has_the_numbers(gpu):
     del kept
 
 
-def test_a_memory_fraction_limits_the_process(gpu):
-    total = torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction(0.25)
-    assert torch.cuda.get_per_process_memory_fraction() == 0.25
-    with pytest.raises(torch.OutOfMemoryError, match=r"of which .* is free.*allowed"):
-        torch.empty(total // 4 + (1 << 20), dtype=torch.uint8, device="cuda")
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    assert torch.cuda.memory_stats()["num_ooms"] == 1
-
-
 def test_memory_can_be_taken_by_hand(gpu):
     address = torch.cuda.caching_allocator_alloc(1000)
     assert address % 512 == 0
@@ -261,7 +251,7 @@ def test_pytorchs_viewer_opens_the_snapshot(tmp_path):
     assert page.read_text() == trace_plot(found)
 
 
-# -- streams and events ----------------------------------------------------------------------------------------------
+# -- streams ----------------------------------------------------------------------------------------------------
 
 
 def test_streams_nest_and_have_memory_of_their_own(gpu):
@@ -292,26 +282,12 @@ def test_streams_nest_and_have_memory_of_their_own(gpu):
     del kept, also
 
 
-def test_events_measure_what_lies_between_them(gpu):
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    with pytest.raises(ValueError, match="recorded before"):
-        start.elapsed_time(end)
-    start.record()
-    torch.ones(100, device="cuda").sum()
-    end.record(torch.cuda.current_stream())
-    end.synchronize()
-    torch.cuda.synchronize()
-    assert end.query()
-    assert start.elapsed_time(end) >= 0
-    with pytest.raises(ValueError, match="enable_timing"):
-        torch.cuda.Event().elapsed_time(end)
-
-
 # -- random numbers --------------------------------------------------------------------------------------------------
 
 
 def draw():
-    return torch.rand(4, device="cuda").tolist()
+    kept = torch.nn.functional.dropout(torch.ones(9, device="cuda"))
+    return [drawn.tolist() for drawn in (kept, torch.rand(4, device="cuda"), torch.randperm(9, device="cuda"))]
 
 
 def test_a_seed_gives_the_same_numbers_again(computing):
@@ -362,8 +338,6 @@ def test_the_gpus_numbers_leave_the_hosts_alone(computing):
     host = torch.rand(4).tolist()
     torch.manual_seed(5)
     draw()
-    torch.nn.functional.dropout(torch.ones(9, device="cuda"))
-    torch.randperm(5, device="cuda")
     assert torch.rand(4).tolist() == host
 
 
@@ -404,7 +378,8 @@ def test_what_draws_with_a_generator_is_on_the_gpu(gpu):
     drawn = [torch.multinomial(ones, 2, generator=generator), torch.bernoulli(ones / 2, generator=generator)]
     drawn += [torch.randperm(5, device="cuda", generator=generator), ones.clone().normal_(generator=generator)]
     normal = torch.distributions.Normal(ones, ones, validate_args=False)
-    drawn += [normal.sample((2,)), normal.rsample(), torch.distributions.Categorical(logits=ones).sample()]
+    one_of_three = torch.distributions.Categorical(logits=ones, validate_args=False)
+    drawn += [normal.sample((2,)), normal.rsample(), one_of_three.sample()]
     assert all(tensor.is_cuda for tensor in drawn)
 
 
