@@ -58,6 +58,7 @@ LAYOUTS = {
     "a smaller request may not take an oversize block": ([32, "free 0", 31], OVERSIZE, [[32], [-32]]),
     "a larger one if less than 20 MiB go to waste": ([60, "free 0", 41], OVERSIZE, [[-60]]),
     "and not if 20 do": ([60, "free 0", 40], OVERSIZE, [[60], [-40]]),
+    "a request of the limit itself may take one": ([42, "free 0", 32], OVERSIZE, [[-42]]),
     "one of its own size": ([60, "free 0", 60], OVERSIZE, [[-60]]),
     "max_non_split_rounding_mb moves that limit": (
         [60, "free 0", 33], {"settings": "max_split_size_mb:32,max_non_split_rounding_mb:28"}, [[-60]],
