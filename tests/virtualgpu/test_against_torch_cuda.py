@@ -6,10 +6,8 @@ difference is not declared below, with its reason.
 """
 
 import json
-import sys
 import warnings
 from functools import cache
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -17,13 +15,7 @@ import torch
 
 from gpulab import VirtualGPU
 
-HERE = Path(__file__).parent / "torch_cuda"
-NAMES = {"7.5": "T4", "8.0": "A100-80", "9.0": "H200"}
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-
-recorded = pytest.mark.skipif(
-    TORCH < (2, 15), reason=f"recorded with torch 2.15; what {torch.__version__} keeps may differ in places"
-)
+from .recorded import GPUS, HERE, of_this_torch, recorder, rows
 
 # Operations whose saved tensors differ, and why.
 DIFFERENT = {
@@ -40,35 +32,14 @@ DIFFERENT = {
 }  # fmt: skip
 # Operations whose result depends on values, which the stand-in does not have.
 BY_VALUE = {
-    "nonzero",
-    "bincount",
-    "unique",
-    "index_mask",
-    "masked_select",
-    "multi_margin",
-    "bce",
-    "gaussian_nll",
-    "prod",
-}
+    "nonzero", "bincount", "unique", "index_mask", "masked_select", "multi_margin", "bce", "gaussian_nll", "prod",
+}  # fmt: skip
 # The reference of item one: these run with values too, in every mode.
 WITH_VALUES = [
     "linear", "conv3x3", "batch_norm", "layer_norm", "group_norm", "rms_norm", "relu", "gelu", "silu", "softmax",
     "dropout", "max_pool", "avg_pool", "sdpa", "sdpa_causal", "sdpa_dropout", "sdpa_bool_mask", "cross_entropy", "mse",
     "embedding", "matmul", "multihead_attention", "encoder_layer",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def recorders():
-    """The modules that ran PyTorch's CUDA code; here they run on the virtual GPU."""
-    sys.path.insert(0, str(HERE))
-    try:
-        import record_ops
-        import record_steps
-
-        yield record_ops, record_steps
-    finally:
-        sys.path.remove(str(HERE))
 
 
 @cache
@@ -86,12 +57,12 @@ def kept(row):
     return sorted((str(shape), dtype, size, owner) for shape, dtype, size, _, owner in row["saved_tensors"] if size)
 
 
-def run(recorders, capability, mode, compute, only=None, warm_up=False):
+def run(capability, mode, compute, only=None, warm_up=False):
     """(operation, recorded, here) for all of them; an error is a dictionary with its text."""
-    record_ops, _ = recorders
+    record_ops = recorder("record_ops")
     dtype, autocast = record_ops.MODES[mode]
     table = record_ops.operators.operators(dtype)
-    with VirtualGPU(NAMES[capability], compute=compute), warnings.catch_warnings():
+    with VirtualGPU(GPUS[capability], compute=compute), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for row in rows_of(capability, mode):
             name = row["op"]
@@ -119,42 +90,42 @@ def differences(pairs):
     return found
 
 
-CASES = [(c, m) for c in NAMES for m in ("fp32", "autocast_fp16", "autocast_bf16", "fp16", "bf16")]
+CASES = [(c, m) for c in GPUS for m in ("fp32", "autocast_fp16", "autocast_bf16", "fp16", "bf16")]
 
 
-@recorded
+@of_this_torch
 @pytest.mark.parametrize(("capability", "mode"), [(c, m) for c, m in CASES if not (c == "7.5" and "bf16" in m)])
-def test_results_and_saved_tensors_are_those_of_cuda(recorders, capability, mode):
-    found = differences(run(recorders, capability, mode, compute=False))
+def test_results_and_saved_tensors_are_those_of_cuda(capability, mode):
+    found = differences(run(capability, mode, compute=False))
     assert {name: what for name, what in found.items() if name not in DIFFERENT} == {}
 
 
-@recorded
+@of_this_torch
 @pytest.mark.parametrize("mode", ["fp32", "autocast_fp16", "autocast_bf16", "fp16", "bf16"])
-def test_they_are_the_same_where_values_are_computed(recorders, mode):
-    pairs = list(run(recorders, "8.0", mode, compute=True, only=WITH_VALUES))
+def test_they_are_the_same_where_values_are_computed(mode):
+    pairs = list(run("8.0", mode, compute=True, only=WITH_VALUES))
     assert sorted({name for name, _, _ in pairs}) == sorted(WITH_VALUES)
     assert differences(pairs) == {}
 
 
-@recorded
-def test_every_declared_difference_is_still_one(recorders):
-    found = differences(run(recorders, "8.0", "autocast_fp16", compute=False, only=DIFFERENT))
+@of_this_torch
+def test_every_declared_difference_is_still_one():
+    found = differences(run("8.0", "autocast_fp16", compute=False, only=DIFFERENT))
     rest = DIFFERENT.keys() - found  # with values, which takes the processor half a minute for all of them
-    found |= differences(run(recorders, "8.0", "fp32", compute=True, only=rest))
+    found |= differences(run("8.0", "fp32", compute=True, only=rest))
     assert set(found) == set(DIFFERENT)
 
 
 ATTENTION = ("sdpa", "multihead", "softmax", "log_softmax", "linear", "matmul")
 
 
-@recorded
+@of_this_torch
 @pytest.mark.parametrize(("capability", "mode"), [("7.5", "fp16"), ("8.0", "fp32"), ("8.0", "autocast_fp16")])
-def test_attention_allocates_what_it_does_on_cuda(recorders, capability, mode):
+def test_attention_allocates_what_it_does_on_cuda(capability, mode):
     """Every allocation and free, but for their order: results stand before what a kernel takes beside them."""
     names = {row["op"] for row in rows_of(capability, mode) if row["op"].startswith(ATTENTION)}
     compared = 0
-    for name, theirs, mine in run(recorders, capability, mode, compute=False, only=names):
+    for name, theirs, mine in run(capability, mode, compute=False, only=names):
         for events in ("forward_events", "backward_events"):
             if "error" not in theirs and events in theirs:
                 assert sorted(mine[events]) == sorted(theirs[events]), (name, events)
@@ -168,11 +139,11 @@ LOSSES = (
 )
 
 
-@recorded
+@of_this_torch
 @pytest.mark.parametrize(("capability", "mode"), [("7.5", "fp16"), ("9.0", "fp32")])
-def test_a_loss_takes_what_it_does_on_cuda(recorders, capability, mode):
+def test_a_loss_takes_what_it_does_on_cuda(capability, mode):
     """All activations are there by then: what it takes for a moment counts for the peak of a step."""
-    compared = [row for row in run(recorders, capability, mode, compute=False, only=LOSSES) if "error" not in row[1]]
+    compared = [row for row in run(capability, mode, compute=False, only=LOSSES) if "error" not in row[1]]
     assert len(compared) > 8
     assert [(name, t["forward"], m["forward"]) for name, t, m in compared if t["forward"] != m["forward"]] == []
 
@@ -184,16 +155,15 @@ STEPS = [
 ONCE = {"vit_b_16", "convnext_tiny", "gpt2_small"}  # gradients add up as those of the others; four times the work
 
 
-@recorded
+@of_this_torch
 @pytest.mark.slow
-def test_peaks_of_training_steps_are_those_of_cuda(recorders):
+def test_peaks_of_training_steps_are_those_of_cuda():
     """Peak allocated and reserved of the first two steps and of a later one, over models and precisions."""
-    _, record_steps = recorders
-    rows = json.loads((HERE / "steps.json").read_text())["rows"]
-    rows = [r for r in rows if r["workspaces"] == "per call" and r.get("cudnn") != "planned"]
+    record_steps = recorder("record_steps")
+    recorded = [r for r in rows("steps") if r["workspaces"] == "per call" and r.get("cudnn") != "planned"]
     allocated, reserved = {}, {}
     for capability, model, batch in STEPS:
-        gpu = VirtualGPU(NAMES[capability], compute=False)
+        gpu = VirtualGPU(GPUS[capability], compute=False)
         gpu.plans_convolutions = False  # the stand-in asks for no workspaces
         with gpu:
             for step in record_steps.plan():
@@ -202,7 +172,7 @@ def test_peaks_of_training_steps_are_those_of_cuda(recorders):
                 if not wanted or step.optimizer != "adamw" or (step.mode == "accum4_bf16" and model in ONCE):
                     continue
                 theirs = next(
-                    r for r in rows
+                    r for r in recorded
                     if capability in r["capability"] and r["model"] == model and r["batch"] == batch
                     and step.mode in r["mode"] and step.optimizer in r["optimizer"]
                 )  # fmt: skip

@@ -28,6 +28,69 @@ def layout(gpu):
     ]
 
 
+def after(operations, settings="", capacity=16 * 1024):
+    """An allocator after these: a number allocates so many MiB, `free n` gives back the nth, `empty` the cache."""
+    gpu, blocks = allocator(settings, capacity * MiB), []
+    for operation in operations:
+        if operation == "empty":
+            gpu.empty_cache()
+        elif isinstance(operation, str):
+            gpu.free(blocks[int(operation.removeprefix("free "))])
+        else:
+            blocks.append(gpu.allocate(int(operation * MiB)))
+    return gpu
+
+
+FREED = ["free 0", "free 1", "free 2"]
+OVERSIZE, EXPANDABLE = {"settings": "max_split_size_mb:32"}, {"settings": "expandable_segments:True"}
+LAYOUTS = {
+    "a remainder of more than 1 MiB is kept": ([9], {}, [[-9, 11]]),
+    "and cut again": ([9, 10 - 512 / MiB], {}, [[-9, -10 + 512 / MiB, 1 + 512 / MiB]]),
+    "the smallest block that fits is taken": ([40, 30, *FREED[:2], 29, 30], {}, [[-30, 10], [-30]]),
+    "ties go to the lower address": ([30, 30, 30, *FREED[::-1], 30], {}, [[-30], [30], [30]]),
+    **{
+        f"neighbours are joined, freed in the order {order}": ([4, 4, 4, *(FREED[n] for n in order)], {}, [[20]])
+        for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2))
+    },
+    "a hole is not joined with live blocks": ([4, 4, 4, 4, "free 1"], {}, [[-4, 4, -4, -4, 4]]),
+    "only segments without a live block are given back": ([4, 30, 1, *FREED[1:], "empty"], {}, [[-4, 16]]),
+    "and of none nothing stays": ([4, "free 0", "empty"], {}, []),
+    "a smaller request may not take an oversize block": ([32, "free 0", 31], OVERSIZE, [[32], [-32]]),
+    "a larger one if less than 20 MiB go to waste": ([60, "free 0", 41], OVERSIZE, [[-60]]),
+    "and not if 20 do": ([60, "free 0", 40], OVERSIZE, [[60], [-40]]),
+    "a request of the limit itself may take one": ([42, "free 0", 32], OVERSIZE, [[-42]]),
+    "one of its own size": ([60, "free 0", 60], OVERSIZE, [[-60]]),
+    "max_non_split_rounding_mb moves that limit": (
+        [60, "free 0", 33], {"settings": "max_split_size_mb:32,max_non_split_rounding_mb:28"}, [[-60]],
+    ),
+    # 34 takes the 40 MiB block; for 100 the 80 alone are not enough: 80 and 60 go, nothing else
+    "as many oversize blocks are released as are needed": (
+        [40, 60, 80, *FREED, 34, 100], {**OVERSIZE, "capacity": 200}, [[-40], [-100]],
+    ),
+    "releasing stops when exactly enough is released": (
+        [36, 40, 60, *FREED, 100], {**OVERSIZE, "capacity": 140}, [[36], [-100]],
+    ),
+    "one expandable segment grows by pages of 20 MiB": ([15, 50], EXPANDABLE, [[-15, -50, 15]]),
+    "small requests grow another one by 2 MiB": ([1] * 5, EXPANDABLE, [[-1, -1, -1, -1, -1, 1]]),
+    "any remainder is split off there": ([19], EXPANDABLE, [[-19, 1]]),
+    "fragments that end at its edge can be grown": (
+        [40, "free 0", 10, 90], {**EXPANDABLE, "capacity": 100}, [[-10, -90]],
+    ),
+    # the second lies from 30 to 60 MiB: one whole page, from 40 to 60
+    "free pages inside it are given back": ([30] * 4 + ["free 1", "empty"], EXPANDABLE, [[-30, 10], [-30, -30]]),
+    "an empty one gives back everything": ([30, "free 0", "empty"], EXPANDABLE, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", LAYOUTS)
+def test_after_these_requests_blocks_lie_so(rule):
+    operations, options, wanted = LAYOUTS[rule]
+    gpu = after(operations, **options)
+    assert layout(gpu) == wanted
+    assert now(gpu) == sum(abs(size) for segment in wanted for size in segment) * MiB
+    assert gpu.memory_stats()["num_alloc_retries"] == 0
+
+
 def test_it_loads_neither_torch_nor_jupyter():
     heavy = {"torch", "numpy", "IPython", "ipywidgets"}
     code = f"import virtualgpu.memory.caching, sys; print({heavy} & set(sys.modules))"
@@ -97,14 +160,6 @@ class TestSplitting:
         gpu.free(gpu.allocate(9 * MiB) if mib > 12 else None)  # 20 MiB in the cache for the first two
         assert gpu.allocate(int(mib * MiB)).size == allocated * MiB
 
-    def test_a_remainder_of_more_than_1_mib_is_kept(self):
-        gpu = allocator()
-        gpu.allocate(9 * MiB)
-        assert layout(gpu) == [[-9, 11]]
-        gpu.allocate(10 * MiB - 512)  # leaves 1 MiB + 512
-        assert layout(gpu) == [[-9, -10 + 512 / MiB, 1 + 512 / MiB]]
-        assert now(gpu) == 20 * MiB
-
     def test_split_bytes_are_those_that_cannot_be_given_back(self):
         gpu = allocator()
         block = gpu.allocate(9 * MiB)
@@ -114,22 +169,6 @@ class TestSplitting:
 
 
 class TestReuse:
-    def test_the_smallest_block_that_fits_is_taken(self):
-        gpu = allocator()
-        big, small = gpu.allocate(40 * MiB), gpu.allocate(30 * MiB)
-        gpu.free(big)
-        gpu.free(small)
-        assert gpu.allocate(29 * MiB).address == small.address
-        assert gpu.allocate(30 * MiB).address == big.address
-        assert now(gpu) == 70 * MiB
-
-    def test_ties_go_to_the_lower_address(self):
-        gpu = allocator()
-        blocks = [gpu.allocate(30 * MiB) for _ in range(3)]
-        for block in reversed(blocks):
-            gpu.free(block)
-        assert [gpu.allocate(30 * MiB).address for _ in range(3)] == [block.address for block in blocks]
-
     def test_small_and_large_requests_do_not_share_segments(self):
         gpu = allocator()
         gpu.free(gpu.allocate(5 * MiB))
@@ -143,21 +182,6 @@ class TestReuse:
         assert now(gpu) == 60 * MiB
         assert gpu.allocate(30 * MiB, stream=7).stream == 7
         assert now(gpu) == 60 * MiB
-
-    def test_neighbours_are_joined_whichever_is_freed_first(self):
-        for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2)):
-            gpu = allocator()
-            blocks = [gpu.allocate(4 * MiB) for _ in range(3)]
-            assert layout(gpu) == [[-4, -4, -4, 8]]
-            for i in order:
-                gpu.free(blocks[i])
-            assert layout(gpu) == [[20]]
-
-    def test_a_hole_between_live_blocks_is_not_joined_with_them(self):
-        gpu = allocator()
-        blocks = [gpu.allocate(4 * MiB) for _ in range(4)]
-        gpu.free(blocks[1])
-        assert layout(gpu) == [[-4, 4, -4, -4, 4]]
 
 
 class TestHandles:
@@ -196,20 +220,6 @@ class TestHandles:
 
 
 class TestEmptyCache:
-    def test_only_segments_without_a_live_block_are_given_back(self):
-        gpu = allocator()
-        kept = gpu.allocate(4 * MiB)
-        gpu.free(gpu.allocate(30 * MiB))
-        gpu.free(gpu.allocate(100))
-        assert now(gpu) == 52 * MiB
-        gpu.empty_cache()
-        assert layout(gpu) == [[-4, 16]]
-        assert kept.allocated
-        gpu.free(kept)
-        gpu.empty_cache()
-        assert gpu.snapshot() == []
-        assert gpu.memory_info() == (16 * GiB, 16 * GiB)
-
     def test_watch_is_told_what_is_taken_and_given_back(self):
         gpu, seen = allocator(), []
         gpu.watch = lambda event, address, size, stream: seen.append((event, size // MiB, stream))
@@ -318,43 +328,6 @@ class TestText:
 
 
 class TestMaxSplitSize:
-    def test_a_smaller_request_may_not_take_an_oversize_block(self):
-        gpu = allocator("max_split_size_mb:32")
-        gpu.free(gpu.allocate(32 * MiB))
-        gpu.allocate(31 * MiB)
-        assert now(gpu) == 64 * MiB
-
-    @pytest.mark.parametrize(("mib", "reserved"), [(41, 60), (40, 100), (60, 60)])
-    def test_a_larger_one_only_if_less_than_20_mib_go_to_waste(self, mib, reserved):
-        gpu = allocator("max_split_size_mb:32")
-        gpu.free(gpu.allocate(60 * MiB))
-        block = gpu.allocate(mib * MiB)
-        assert now(gpu) == reserved * MiB
-        assert block.size == (60 if reserved == 60 else mib) * MiB  # never split
-
-    def test_max_non_split_rounding_mb_moves_that_limit(self):
-        gpu = allocator("max_split_size_mb:32,max_non_split_rounding_mb:28")
-        gpu.free(gpu.allocate(60 * MiB))
-        gpu.allocate(33 * MiB)
-        assert now(gpu) == 60 * MiB
-
-    def test_only_as_many_oversize_blocks_are_released_as_are_needed(self):
-        gpu = allocator("max_split_size_mb:32", capacity=200 * MiB)
-        for block in [gpu.allocate(n * MiB) for n in (40, 60, 80)]:
-            gpu.free(block)
-        gpu.allocate(34 * MiB)  # takes the 40 MiB block: 6 MiB go to waste
-        assert now(gpu) == 180 * MiB
-        gpu.allocate(100 * MiB)  # 80 alone are not enough: 80 and 60 go, nothing else
-        assert layout(gpu) == [[-40], [-100]]
-        assert gpu.memory_stats()["num_alloc_retries"] == 0
-
-    def test_releasing_stops_when_exactly_enough_is_released(self):
-        gpu = allocator("max_split_size_mb:32", capacity=140 * MiB)
-        for block in [gpu.allocate(n * MiB) for n in (36, 40, 60)]:
-            gpu.free(block)
-        gpu.allocate(100 * MiB)
-        assert layout(gpu) == [[36], [-100]]
-
     def test_oversize_counts(self):
         gpu = allocator("max_split_size_mb:32")
         gpu.free(gpu.allocate(40 * MiB))
@@ -390,61 +363,28 @@ class TestGarbageCollection:
 
 
 class TestExpandableSegments:
-    def test_one_segment_grows_by_pages_of_20_mib(self):
-        gpu = allocator("expandable_segments:True")
-        first = gpu.allocate(15 * MiB)
-        second = gpu.allocate(50 * MiB)
-        assert second.address == first.address + 15 * MiB
-        assert layout(gpu) == [[-15, -50, 15]]
-        assert now(gpu) == 80 * MiB
-        assert now(gpu, "segment") == 0  # PyTorch counts cudaMalloc's segments only
-
-    def test_small_requests_grow_another_one_by_2_mib(self):
-        gpu = allocator("expandable_segments:True")
-        for _ in range(5):
-            gpu.allocate(MiB)
-        assert layout(gpu) == [[-1, -1, -1, -1, -1, 1]]
-
     def test_every_stream_has_its_own(self):
         gpu = allocator("expandable_segments:True")
         gpu.allocate(5 * MiB, stream=1)
         gpu.allocate(5 * MiB, stream=2)
         assert [(s["stream"], s["is_expandable"]) for s in gpu.snapshot()] == [(1, True), (2, True)]
 
-    def test_any_remainder_is_split_off(self):
-        gpu = allocator("expandable_segments:True")
-        assert gpu.allocate(19 * MiB).size == 19 * MiB
+    def test_without_them_fragments_run_out(self):
+        with pytest.raises(OutOfMemory):
+            after([40, "free 0", 10, 90], capacity=100)
 
-    def test_fragments_that_end_at_the_edge_can_be_grown(self):
-        """The case that runs out of memory without expandable segments."""
-        for settings, fits in (("", False), ("expandable_segments:True", True)):
-            gpu = allocator(settings, capacity=100 * MiB)
-            gpu.free(gpu.allocate(40 * MiB))
-            gpu.allocate(10 * MiB)  # of the 40 cached MiB: 30 are left, and 60 are free on the device
-            if fits:
-                gpu.allocate(90 * MiB)
-                assert now(gpu) == 100 * MiB
-            else:
-                with pytest.raises(OutOfMemory):
-                    gpu.allocate(90 * MiB)
-
-    def test_free_pages_inside_are_given_back_and_come_back_first(self):
+    def test_pages_come_back_first_and_a_segment_elsewhere(self):
         gpu = allocator("expandable_segments:True")
         blocks = [gpu.allocate(30 * MiB) for _ in range(4)]
-        gpu.free(blocks[1])  # from 30 to 60 MiB: one whole page, from 40 to 60
+        gpu.free(blocks[1])
         gpu.empty_cache()
-        assert now(gpu) == 100 * MiB
-        assert layout(gpu) == [[-30, 10], [-30, -30]]
-        again = gpu.allocate(25 * MiB)
-        assert again.address == blocks[1].address
+        assert now(gpu, "segment") == 0  # PyTorch counts cudaMalloc's segments only
+        assert gpu.allocate(25 * MiB).address == blocks[1].address
         assert now(gpu) == 120 * MiB
-
-    def test_an_empty_segment_gives_back_everything(self):
         gpu = allocator("expandable_segments:True")
         block = gpu.allocate(30 * MiB)
         gpu.free(block)
         gpu.empty_cache()
-        assert gpu.snapshot() == []
         assert gpu.memory_info() == (16 * GiB, 16 * GiB)
         assert gpu.allocate(30 * MiB).address != block.address
 

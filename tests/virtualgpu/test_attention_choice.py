@@ -1,9 +1,6 @@
 """Which kernel an attention is done by, against PyTorch's own CUDA code (torch_cuda/attention.json); and the values."""
 
-import json
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,32 +9,19 @@ from torch.nn import functional as F
 from gpulab import VirtualGPU
 from virtualgpu.operations import attention_choice
 
-HERE = Path(__file__).parent / "torch_cuda"
-NAMES = {"7.5": "T4", "8.0": "A100-80", "9.0": "H200"}
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+from .recorded import GPUS, of_this_torch, recorder, rows
 
 
-@pytest.fixture(scope="module")
-def record_attention():
-    sys.path.insert(0, str(HERE))
-    try:
-        import record_attention
-
-        yield record_attention
-    finally:
-        sys.path.remove(str(HERE))
-
-
-@pytest.mark.skipif(TORCH < (2, 15), reason="recorded with torch 2.15")
-@pytest.mark.parametrize("capability", NAMES)
-def test_the_kernel_is_the_one_that_cuda_takes(record_attention, capability):
-    rows = json.loads((HERE / "attention.json").read_text())["rows"]
+@of_this_torch
+@pytest.mark.parametrize("capability", GPUS)
+def test_the_kernel_is_the_one_that_cuda_takes(capability):
+    record_attention = recorder("record_attention")
     theirs, mine = {}, {}
-    with VirtualGPU(NAMES[capability], compute=False):
+    with VirtualGPU(GPUS[capability], compute=False):
         for mode, dtype in record_attention.DTYPES.items():
             if capability == "7.5" and mode == "bf16":
                 continue
-            for row in rows:
+            for row in rows("attention"):
                 if capability in row["capability"] and mode in row["mode"]:
                     theirs[row["case"], mode] = row["kernel"]
             for name, arguments in record_attention.cases(dtype).items():

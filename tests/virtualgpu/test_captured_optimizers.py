@@ -166,12 +166,6 @@ def test_a_tensor_of_the_host_for_lr_is_frozen(way):
 # -- what PyTorch says of `capturable` -------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[True, False], ids=["values", "shapes"])
-def gpu(request):
-    with scope(compute=request.param) as gpu:
-        yield gpu
-
-
 @pytest.mark.parametrize("kind", OPTIONS, ids=lambda kind: kind.__name__)
 def test_without_capturable_no_step_is_captured(gpu, kind):
     net, x = model().cuda(), torch.ones(4, 3, device="cuda")

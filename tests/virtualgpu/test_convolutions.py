@@ -2,9 +2,7 @@
 
 import json
 import statistics
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +11,9 @@ from torch import nn
 from gpulab import VirtualGPU
 from virtualgpu import release
 
-HERE = Path(__file__).resolve().parent / "torch_cuda"
-sys.path.insert(0, str(HERE))
-import measure_convolutions  # noqa: E402
+from .recorded import HERE, recorder
 
+measure_convolutions = recorder("measure_convolutions")
 MEASURED = json.loads((HERE / "convolutions_h200.json").read_text())
 # Precision and layout -> rows whose bytes are exact, forward and backward: of 162, 110, 162, 110. What is left out:
 # splits of a sum, Fourier's way, and which of several kernels cuDNN prefers where sizes are odd.

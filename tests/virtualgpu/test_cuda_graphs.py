@@ -17,18 +17,6 @@ MiB = 1 << 20
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
-@pytest.fixture(params=[True, False], ids=["values", "shapes"])
-def gpu(request):
-    with scope(compute=request.param) as gpu:
-        yield gpu
-
-
-@pytest.fixture
-def computes():
-    with scope() as gpu:
-        yield gpu
-
-
 def capture(run, graph=None):
     """Capture what `run` does."""
     graph = torch.cuda.CUDAGraph() if graph is None else graph
@@ -45,7 +33,7 @@ def model():
 # -- values ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_replay_computes_again_from_what_lies_in_its_inputs(computes):
+def test_a_replay_computes_again_from_what_lies_in_its_inputs(computing):
     own = model()
     on_gpu = copy.deepcopy(own).cuda()
     x = torch.zeros(3, 8, device="cuda")
@@ -61,7 +49,7 @@ def test_a_replay_computes_again_from_what_lies_in_its_inputs(computes):
             torch.testing.assert_close(y.cpu(), own(given))
 
 
-def test_nothing_happens_to_what_is_written_in_a_capture_until_the_replay(computes):
+def test_nothing_happens_to_what_is_written_in_a_capture_until_the_replay(computing):
     x, total = torch.ones(4, device="cuda"), torch.zeros((), device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -74,7 +62,7 @@ def test_nothing_happens_to_what_is_written_in_a_capture_until_the_replay(comput
     assert (x.tolist(), total.item()) == ([3, 10, 10, 10], 8 + 3 + 3 * 5)
 
 
-def test_a_whole_training_step_in_a_graph_trains_as_the_cpu_does(computes):
+def test_a_whole_training_step_in_a_graph_trains_as_the_cpu_does(computing):
     own = model()
     on_gpu = copy.deepcopy(own).cuda()
     steps = [torch.randn(5, 8, generator=torch.Generator().manual_seed(n)) for n in range(4)]
@@ -122,7 +110,7 @@ def test_an_optimizer_that_cannot_be_captured_says_so(gpu):
         capture(run)
 
 
-def test_random_numbers_are_drawn_anew(computes):
+def test_random_numbers_are_drawn_anew(computing):
     graph = torch.cuda.CUDAGraph()
     torch.cuda.manual_seed(3)
     before = torch.cuda.get_rng_state()
@@ -139,7 +127,7 @@ def test_random_numbers_are_drawn_anew(computes):
     assert nn.functional.dropout(torch.ones(64, device="cuda"), 0.5).tolist() == first[1]
 
 
-def test_numbers_of_the_host_are_as_they_were_and_pinned_memory_is_read_again(computes):
+def test_numbers_of_the_host_are_as_they_were_and_pinned_memory_is_read_again(computing):
     scale, given = torch.tensor(3.0), torch.zeros(2).pin_memory()
     x, back = torch.zeros(2, device="cuda"), torch.zeros(2).pin_memory()
     graph = torch.cuda.CUDAGraph()
@@ -163,7 +151,7 @@ def test_numbers_of_the_host_are_as_they_were_and_pinned_memory_is_read_again(co
         lambda x: torch.empty_strided((4,), (1,), device="cuda"),
     ],
 )
-def test_what_is_only_allocated_in_a_capture_holds_what_the_last_replay_left(computes, make):
+def test_what_is_only_allocated_in_a_capture_holds_what_the_last_replay_left(computing, make):
     x = torch.ones(4, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -187,7 +175,7 @@ def test_a_number_beside_a_tensor_is_in_each_replay_and_dies_with_its_operation(
 
 
 @pytest.mark.parametrize("elements", [0, 2])
-def test_a_tensor_from_before_that_an_operation_resizes_has_the_graphs_memory(computes, elements):
+def test_a_tensor_from_before_that_an_operation_resizes_has_the_graphs_memory(computing, elements):
     x, y = torch.arange(4.0, device="cuda"), torch.empty(elements, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with warnings.catch_warnings():
@@ -202,7 +190,7 @@ def test_a_tensor_from_before_that_an_operation_resizes_has_the_graphs_memory(co
         assert z.tolist() == [2 * first + 6, 2 * first + 8]
 
 
-def test_what_is_filled_by_out_in_the_capture_and_dies_there_is_the_graphs(computes):
+def test_what_is_filled_by_out_in_the_capture_and_dies_there_is_the_graphs(computing):
     x, graph = torch.arange(4.0, device="cuda"), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = torch.add(x, 1, out=torch.empty(0, device="cuda")) * 2
@@ -212,7 +200,7 @@ def test_what_is_filled_by_out_in_the_capture_and_dies_there_is_the_graphs(compu
     assert y.tolist() == [2, 4, 6, 8]
 
 
-def test_what_is_made_in_a_capture_keeps_its_size(computes):
+def test_what_is_made_in_a_capture_keeps_its_size(computing):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = torch.ones(2, device="cuda")
@@ -220,7 +208,7 @@ def test_what_is_made_in_a_capture_keeps_its_size(computes):
         y.resize_(4)
 
 
-def test_what_has_no_elements_is_not_missed(computes):
+def test_what_has_no_elements_is_not_missed(computing):
     x, graph = torch.ones(0, device="cuda"), torch.cuda.CUDAGraph()
     with pytest.warns(UserWarning, match="CUDA Graph is empty"), torch.cuda.graph(graph):
         y = nn.functional.softsign(x)
@@ -230,7 +218,7 @@ def test_what_has_no_elements_is_not_missed(computes):
     assert y.shape == (0,)
 
 
-def test_batch_norm_counts_only_replays(computes):
+def test_batch_norm_counts_only_replays(computing):
     norm = nn.BatchNorm1d(4, device="cuda")
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     graph, on_gpu = torch.cuda.CUDAGraph(), x.cuda()
@@ -246,7 +234,7 @@ def test_batch_norm_counts_only_replays(computes):
     assert norm.num_batches_tracked.item() == 2
 
 
-def test_graphed_callables_are_the_module_forward_and_backward(computes):
+def test_graphed_callables_are_the_module_forward_and_backward(computing):
     own = model()
     on_gpu = copy.deepcopy(own).cuda()
     sample = torch.randn(3, 8, device="cuda", requires_grad=True)
@@ -265,7 +253,7 @@ def test_graphed_callables_are_the_module_forward_and_backward(computes):
             torch.testing.assert_close(mine.grad.cpu(), other.grad)
 
 
-def test_what_was_freed_is_not_kept_by_the_graph(computes):
+def test_what_was_freed_is_not_kept_by_the_graph(computing):
     x = torch.ones(256, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

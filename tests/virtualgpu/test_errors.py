@@ -6,7 +6,6 @@ torch_cuda/errors.json has what CUDA code said line by line; here each line is r
 import contextlib
 import json
 import re
-import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,14 +16,10 @@ import torch
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.operations.generated_checks import wrapper
 
-HERE = Path(__file__).parent / "torch_cuda"
-sys.path.insert(0, str(HERE))
-import record_errors  # noqa: E402
+from .recorded import GPUS, HERE, recorder
 
-sys.path.remove(str(HERE))
-
+record_errors = recorder("record_errors")
 RECORDED = json.loads((HERE / "errors.json").read_text())
-GPUS = {"7.5": "T4", "8.0": "A100-80", "9.0": "H200"}
 SECTIONS = list(dict.fromkeys(row["section"] for row in RECORDED["rows"]))
 
 # Lines of which the virtual GPU says something else, and why. One that no longer differs fails the test.

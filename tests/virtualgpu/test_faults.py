@@ -322,6 +322,7 @@ def test_a_fraction_of_the_memory_is_all_there_is():
     with VirtualGPU("T4", compute=False):
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(0.25)
+        assert torch.cuda.get_per_process_memory_fraction() == 0.25
         held = torch.empty(total // 8, dtype=torch.uint8, device="cuda")
         with pytest.raises(torch.OutOfMemoryError) as raised:
             torch.empty(total // 4, dtype=torch.uint8, device="cuda")

@@ -17,12 +17,6 @@ NUMBERS = itertools.count()
 pytestmark = pytest.mark.filterwarnings("ignore:with compute=False the virtual GPU knows shapes")
 
 
-@pytest.fixture(params=[True, False], ids=["values", "shapes"])
-def gpu(request):
-    with scope(compute=request.param) as gpu:
-        yield gpu
-
-
 @pytest.fixture
 def name():
     """A new operator's, of a tensor: what it gives is another one."""

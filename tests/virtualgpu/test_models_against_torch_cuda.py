@@ -4,19 +4,13 @@ torch_cuda/models.json holds what record_models.py saw on a stand-in driver: wei
 reserved, and all that a step allocates on the way. Without cuDNN's workspaces every number is compared to the byte.
 """
 
-import json
-import sys
-from pathlib import Path
-
 import pytest
-import torch
 
 from gpulab import VirtualGPU
 from virtualgpu.validate import memory
 
-HERE = Path(__file__).parent / "torch_cuda"
-NAMES = {"7.5": "T4", "8.0": "A100-80", "9.0": "H200"}
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+from .recorded import GPUS, of_this_torch, recorder, rows
+
 STEPS = {
     ("7.5", "fp32"): ["transformer", "mamba", "densenet"],
     ("7.5", "amp_fp16"): ["llama", "diffusion", "deeplab"],
@@ -25,19 +19,7 @@ STEPS = {
     ("9.0", "amp_fp16"): ["mixture_of_experts", "recurrent_cells", "efficientnet"],
 }
 """(capability, mode) -> the models that are run there: each once."""
-ROWS = json.loads((HERE / "models.json").read_text())["rows"]
-
-
-@pytest.fixture(scope="module")
-def record_models():
-    """The module that ran PyTorch's CUDA code; here it runs on the virtual GPU."""
-    sys.path.insert(0, str(HERE))
-    try:
-        import record_models
-
-        yield record_models
-    finally:
-        sys.path.remove(str(HERE))
+ROWS = rows("models")
 
 
 def recorded(capability, step, *, planned=False):
@@ -57,10 +39,11 @@ def test_every_model_is_run_once():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(TORCH < (2, 15), reason="recorded with torch 2.15")
+@of_this_torch
 @pytest.mark.parametrize(("capability", "mode"), STEPS)
-def test_a_step_allocates_what_it_does_on_cuda(record_models, capability, mode):
-    gpu = VirtualGPU(NAMES[capability], compute=False)
+def test_a_step_allocates_what_it_does_on_cuda(capability, mode):
+    record_models = recorder("record_models")
+    gpu = VirtualGPU(GPUS[capability], compute=False)
     gpu.plans_convolutions = False  # the stand-in asks for no workspaces
     with gpu, memory.quick_collections():
         steps = [s for s in record_models.plan() if s.mode == mode and s.model.name in STEPS[capability, mode]]
@@ -70,9 +53,10 @@ def test_a_step_allocates_what_it_does_on_cuda(record_models, capability, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(TORCH < (2, 15), reason="recorded with torch 2.15")
-def test_with_the_workspaces_that_cudnn_plans_peaks_are_near(record_models):
+@of_this_torch
+def test_with_the_workspaces_that_cudnn_plans_peaks_are_near():
     """They are estimated; what is reserved is further off, up to a quarter with regnet, and not compared."""
+    record_models = recorder("record_models")
     with VirtualGPU("A100-80", compute=False), memory.quick_collections():
         for step in record_models.plan():
             if step.mode == "amp_fp16" and step.model.name in ("llama", "diffusion", "vit_registers"):

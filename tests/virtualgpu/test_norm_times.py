@@ -2,18 +2,15 @@
 
 import json
 import statistics
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from gpulab import VirtualGPU
 
-HERE = Path(__file__).resolve().parent / "torch_cuda"
-sys.path.insert(0, str(HERE))
-import measure_norms  # noqa: E402
+from .recorded import HERE, recorder
 
+measure_norms = recorder("measure_norms")
 MEASURED = json.loads((HERE / "norms_h200.json").read_text())
 TIMES = "forward", "backward", "input", "weight"
 # Median of predicted over recorded, of 64 images, by what it is; where nothing says otherwise, within 0.6 and 1.4.

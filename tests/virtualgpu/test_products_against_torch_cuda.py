@@ -3,71 +3,52 @@
 Every allocation and free in order: results, clones of what cuBLAS cannot take, workspaces, autocast's casts.
 """
 
-import json
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
 from gpulab import VirtualGPU
 
-HERE = Path(__file__).parent / "torch_cuda"
-NAMES = {"7.5": "T4", "8.0": "A100-80", "9.0": "H200"}
+from .recorded import GPUS, of_this_torch, recorder, rows
+
 MODES = ["fp32", "fp16", "bf16", "fp64", "c64", "autocast_fp16", "autocast_bf16"]
-ROWS = json.loads((HERE / "products.json").read_text())["rows"]
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-
-recorded = pytest.mark.skipif(
-    TORCH < (2, 15), reason=f"recorded with torch 2.15; what {torch.__version__} takes differs in places"
-)
+ROWS = rows("products")
 
 
-@pytest.fixture(scope="module")
-def recorder():
-    """The module that ran PyTorch's CUDA code; here it runs on the virtual GPU."""
-    sys.path.insert(0, str(HERE))
-    try:
-        import record_products
-
-        yield record_products
-    finally:
-        sys.path.remove(str(HERE))
-
-
-def differences(recorder, capability, mode, compute, every=1):
-    """case -> (recorded, here), of every so manieth row; and the number of rows that were compared."""
-    dtype, autocast = recorder.MODES[mode]
-    table = recorder.product_cases.cases(dtype)
-    rows = [row for row in ROWS if capability in row["capability"] and mode in row["mode"]][::every]
+def differences(capability, mode, compute, every=1):
+    """case -> (recorded, here), of every so manieth row; and the numbers of rows that were compared and of cases."""
+    record_products = recorder("record_products")
+    dtype, autocast = record_products.MODES[mode]
+    table = record_products.product_cases.cases(dtype)
+    compared = [row for row in ROWS if capability in row["capability"] and mode in row["mode"]][::every]
     found = {}
-    with VirtualGPU(NAMES[capability], compute=compute), warnings.catch_warnings():
+    with VirtualGPU(GPUS[capability], compute=compute), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        engine = recorder.Engine()
-        for row in rows:
+        engine = record_products.Engine()
+        for row in compared:
             theirs = {key: row[key] for key in ("forward", "backward", "strides") if key in row}
-            mine = recorder.record(engine, *table[row["case"]], autocast, warm_up=False)
+            mine = record_products.record(engine, *table[row["case"]], autocast, warm_up=False)
             if mine != theirs:
                 found[row["case"]] = theirs, mine
-    return found, len(rows)
+    return found, len(compared), len(table)
 
 
-@recorded
+@of_this_torch
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("capability", NAMES)
-def test_products_allocate_what_they_do_on_cuda(recorder, capability, mode):
+@pytest.mark.parametrize("capability", GPUS)
+def test_products_allocate_what_they_do_on_cuda(capability, mode):
     if capability == "7.5" and "bf16" in mode:
         pytest.skip("not recorded: bf16 begins with 8.0")
-    found, compared = differences(recorder, capability, mode, compute=False)
+    found, compared, cases = differences(capability, mode, compute=False)
     assert found == {}
-    assert compared == len(recorder.product_cases.cases(recorder.MODES[mode][0]))
+    assert compared == cases
 
 
-@recorded
+@of_this_torch
 @pytest.mark.parametrize("mode", ["fp32", "c64", "autocast_fp16"])
-def test_they_do_where_values_are_computed(recorder, mode):
-    found, compared = differences(recorder, "8.0", mode, compute=True, every=5)
+def test_they_do_where_values_are_computed(mode):
+    found, compared, _ = differences("8.0", mode, compute=True, every=5)
     assert found == {}
     assert compared > 10
 

@@ -55,7 +55,7 @@ def run(folders):
 def test_every_collective_brings_what_the_other_has(run):
     first, second = run("values", "collectives")
     for found in (first, second):
-        assert found["objects"] == [{"rank": 0}, {"rank": 1}]
+        assert (found["objects"], found["box"]) == ([{"rank": 0}, {"rank": 1}], ["from 0"])
         assert found["all_reduce SUM"] == found["bfloat16"] == [10, 12, 14, 16]
         assert found["all_reduce AVG"] == found["all_reduce PREMUL_SUM"] == [5, 6, 7, 8]
         assert found["all_reduce PRODUCT"] == [0, 11, 24, 39]

@@ -4,8 +4,6 @@ import copy
 import dataclasses
 import json
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +12,10 @@ from gpulab import VirtualGPU
 from virtualgpu import release
 from virtualgpu.operations import recurrent_memory as memory
 
-HERE = Path(__file__).resolve().parent / "torch_cuda"
-sys.path.insert(0, str(HERE))
-import measure_recurrent  # noqa: E402
+from .recorded import HERE, recorder, rows
 
-ROWS = json.loads((HERE / "recurrent.json").read_text())["rows"]
+measure_recurrent = recorder("measure_recurrent")
+ROWS = rows("recurrent")
 FIELDS = {field.name for field in dataclasses.fields(memory.Layer)}
 H100 = (9, 0), 132
 
@@ -141,37 +138,26 @@ def test_an_input_whose_time_comes_first_is_not_turned():
         assert peaks[1] - peaks[0] == x.nbytes
 
 
-def test_recurrent_layers_under_autocast_are_computed_in_float16_whatever_its_dtype():
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("made", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers_under_autocast_are_computed_in_float16_whatever_its_dtype(made, packed):
+    def data(out):
+        return out[0].data if packed else out[0]
+
     with VirtualGPU("T4"):
         torch.manual_seed(0)
-        for made in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
-            layer = made(8, 16, 2).to("cuda")
-            x = torch.randn(5, 3, 8, device="cuda", requires_grad=True)
-            whole = layer(x)[0]
-            with torch.autocast("cuda", torch.bfloat16):
-                out = layer(x)[0]
-            assert out.dtype is torch.float16
-            assert (out - whole).abs().max() < 0.01
-            out.float().square().sum().backward()
-            assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
-            assert all(p.grad.abs().max() > 0 for p in layer.parameters())
-            assert x.grad.dtype is torch.float32
-
-
-def test_packed_sequences_are_cast_to_float16_too():
-    with VirtualGPU("T4"):
-        torch.manual_seed(0)
-        for made in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
-            layer = made(8, 16).to("cuda")
-            x = torch.randn(5, 3, 8, device="cuda")
-            packed = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 3, 2])
-            whole = layer(packed)[0].data
-            with torch.autocast("cuda", torch.bfloat16):
-                out = layer(packed)[0].data
-            assert out.dtype is torch.float16
-            assert (out - whole).abs().max() < 0.01
-            out.float().square().sum().backward()
-            assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+        layer = made(8, 16, 2).to("cuda")
+        x = torch.randn(5, 3, 8, device="cuda", requires_grad=True)
+        given = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 3, 2]) if packed else x
+        whole = data(layer(given))
+        with torch.autocast("cuda", torch.bfloat16):
+            out = data(layer(given))
+        assert out.dtype is torch.float16
+        assert (out - whole).abs().max() < 0.01
+        out.float().square().sum().backward()
+        assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+        assert all(p.grad.abs().max() > 0 for p in layer.parameters())
+        assert x.grad.dtype is torch.float32
 
 
 def test_the_first_dropout_between_layers_takes_a_generator_for_every_thread_and_keeps_it():

@@ -22,12 +22,6 @@ from .surface_scope import scope
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
-@pytest.fixture(params=[True, False], ids=["values", "shapes"])
-def gpu(request):
-    with scope(compute=request.param) as gpu:
-        yield gpu
-
-
 @pytest.fixture
 def group():
     store = dist.HashStore()

@@ -11,7 +11,7 @@ import runpy
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -52,7 +52,6 @@ class Script:
 
 
 ALL = [
-    Script("accumulation", tolerance=1e-3),  # float16 on the GPU only
     Script("amp", ("float16",), host=False),
     Script("amp", ("bfloat16",), host=False),
     Script("amp_old_names", host=False, warns=("torch.cuda.amp.GradScaler", "torch.cuda.amp.autocast")),
@@ -61,15 +60,11 @@ ALL = [
     # torch.jit is what PyTorch 2.11 imports with its compiler
     Script("compiled", warns=("torch.compile runs the code as it is written", "torch.jit.script_method")),
     Script("creation", host=False, warns=("Sparse invariant checks",)),
-    Script("device_checks"),
-    Script("device_context", host=False),
     Script("ema"),
     Script("encoder"),
     Script("evaluation"),
     Script("functional", warns=("torch.jit.script",)),
     Script("gan"),
-    Script("generators", host=False),
-    Script("gpt"),
     Script("gradient_penalty"),
     Script("halves", tolerance=1e-2),
     Script("hooks"),
@@ -77,35 +72,19 @@ ALL = [
     Script("loader", warns=("use of fork() may lead to deadlocks in the child",)),
     Script("lora"),
     Script("many_losses"),
-    Script("memory_statistics", host=False),
-    Script("mixed_devices", host=False),
     Script("mnist"),
-    Script("moving", shapes=False),
     Script("needs_values", shapes=False),
     Script("norms"),
     Script("optimizers", warns=("Sparse invariant checks",)),
-    Script("out_of_memory", host=False),
-    Script(
-        "profile_schedule",
-        host=False,
-        warns=(
-            "the profiler's columns of memory are those of this machine",
-            "Profiler clears events",
-        ),  # the latter: 2.11
-    ),
+    # The latter is of 2.11
+    Script("profile_schedule", host=False, warns=("columns of memory are those of this machine", "Profiler clears")),
     Script("recurrent", keeps=24 * 40 * 1024),  # the state of cuDNN's dropout, for each thread that a T4 holds
     Script("resume"),
     Script("schedulers"),
     Script("several_gpus", host=False, count=2),
-    Script("tied"),
-    Script("timing", host=False),
     Script("unet"),
-    Script("vision", ("resnet18",)),
-    Script("vision", ("resnet50",)),
-    Script("vision", ("mobilenet_v3_small",)),
-    Script("vision", ("vit_b_16",)),
-    Script("vision", ("convnext_tiny",)),
-    Script("vision", ("swin_t",)),
+    *(Script("vision", (name,)) for name in ("resnet18", "resnet50", "mobilenet_v3_small", "vit_b_16")),
+    *(Script("vision", (name,)) for name in ("convnext_tiny", "swin_t")),
 ]
 
 
@@ -115,7 +94,6 @@ class Result:
     warnings: list[str]
     peak: int = 0
     left: int = 0
-    found: dict = field(default_factory=dict)
 
 
 @functools.cache
@@ -134,12 +112,11 @@ def run(script: Script, mode: str) -> Result:
                 with VirtualGPU("T4", count=script.count, compute=mode == "compute"):
                     found = runpy.run_path(str(SCRIPTS / f"{script.name}.py"), run_name="__main__")
                     losses = numbers(found)
-                    kept = {k: v for k, v in found.items() if k in ("missed", "at", "message")}
                     found.clear()
                     gc.collect()
                     torch._C._cuda_clearCublasWorkspaces()
                     peak, left = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
-                result = Result(losses, texts(caught), peak, left, kept)
+                result = Result(losses, texts(caught), peak, left)
     finally:
         sys.argv = argv
     after = surface()
@@ -179,7 +156,6 @@ def test_runs_quietly_and_gives_all_memory_back(script):
     assert result.left == script.keeps
     assert result.peak > 0
     assert not unexpected(script, result)
-    assert not result.found.get("missed")
 
 
 @pytest.mark.parametrize("script", [s for s in ALL if s.shapes], ids=str)
@@ -195,29 +171,18 @@ def test_takes_the_same_memory_without_values(script):
 # -- what needs a process of its own ---------------------------------------------------------------------------------
 
 
-def start(*arguments, check=True, **environment):
-    """Run a script as a user would, with a virtual GPU started before it."""
-    command = [*python_here(), *(arguments if arguments[0] == "-m" else ("-c", START, *arguments))]
+def start(*arguments, **environment):
+    """Run a script as a user would."""
+    command = [*python_here(), *(arguments if arguments[0] == "-m" else ("-c", *arguments))]
     env = {**os.environ, **ranks_here(), "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, env=env)
-    assert not check or done.returncode == 0, done.stderr
-    return done
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, env=env, check=True)
 
 
 def test_a_script_of_its_own_ends_cleanly_and_says_nothing_on_stderr(monkeypatch):
     monkeypatch.delenv(PLACE, raising=False)  # from its very start to its very end
-    done = start(str(SCRIPTS / "mnist.py"))
+    done = start(START, str(SCRIPTS / "mnist.py"))
     assert done.stdout.count("accuracy") == 2
     assert done.stderr == ""
-
-
-def test_a_recorded_history_opens_in_pytorchs_viewer(tmp_path):
-    snapshot, page = tmp_path / "snapshot.pickle", tmp_path / "trace.html"
-    start(str(SCRIPTS / "snapshot.py"), str(snapshot))
-    start("-m", "torch.cuda._memory_viz", "trace_plot", str(snapshot), "-o", str(page))
-    text = page.read_text()
-    assert "MemoryViz" in text
-    assert len(text) > snapshot.stat().st_size  # it holds the snapshot
 
 
 def test_the_profiler_does_not_flood_stderr(capfd):
@@ -225,15 +190,6 @@ def test_the_profiler_does_not_flood_stderr(capfd):
     said = capfd.readouterr().err
     assert "Exception raised" not in said
     assert "CUDA event" not in said
-
-
-@pytest.mark.parametrize(("blocking", "where"), [("0", ("backward", "synchronize")), ("1", ("loss",))])
-def test_a_wrong_label_surfaces_when_the_gpu_is_waited_for(blocking, where, monkeypatch, capfd):
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
-    result = run.__wrapped__(Script("device_assert", host=False), "compute")
-    assert result.found["at"] in where
-    assert "device-side assert triggered" in result.found["message"]
-    assert "Assertion `t >= 0 && t < n_classes` failed" in capfd.readouterr().err
 
 
 LAUNCH = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
@@ -257,7 +213,7 @@ def test_two_ranks_under_torchrun_train_with_the_losses_of_gloo(tmp_path):
 
 @pytest.mark.slow
 def test_spawned_processes_have_the_same_gpus():
-    done = start(str(SCRIPTS / "ddp_spawn.py"), GPUS="2")
+    done = start(START, str(SCRIPTS / "ddp_spawn.py"), GPUS="2")
     for rank in range(2):  # two processes may write into one line
         assert done.stdout.count(f"rank {rank}: nccl on cuda:{rank}") == 1, done.stdout
 

@@ -26,12 +26,26 @@ def gpu(request):
         yield gpu
 
 
+def context(way):
+    return torch.device("cuda") if way.startswith("with") else default_device("cuda")
+
+
 def make(call, way):
     """The call's result, with the GPU named in this way."""
     if way in SPELLINGS:
         return call(SPELLINGS[way])
-    with torch.device("cuda") if way.startswith("with") else default_device("cuda"):
+    with context(way):
         return call()
+
+
+@pytest.mark.parametrize("way", WAYS[len(SPELLINGS) :])
+def test_data_of_python_goes_where_the_context_says(gpu, way):
+    with context(way):
+        made = [torch.tensor([0, 1]), torch.as_tensor([1.0, 2.0])]
+        assert torch.get_default_device() == torch.device("cuda", 0)
+        assert torch.zeros(2, device="cpu").device.type == "cpu"
+    assert {tensor.device for tensor in made} == {torch.device("cuda", 0)}
+    assert torch.tensor([0, 1]).device.type == "cpu"
 
 
 def check(gpu, call, way, expected=None):
@@ -118,7 +132,7 @@ def test_a_layer_made_on_the_gpu_has_all_its_tensors_there(gpu, layer, sizes, wa
     if way in SPELLINGS:
         made = layer(**sizes, device=SPELLINGS[way])
     else:
-        with torch.device("cuda") if way.startswith("with") else default_device("cuda"):
+        with context(way):
             made = layer(**sizes)
     tensors = [*made.parameters(), *made.buffers()]
     assert all(tensor.device == torch.device("cuda", 0) for tensor in tensors)

@@ -259,13 +259,14 @@ def test_a_thread_that_outlives_the_scope_goes_on_without_it():
     assert result == [("cpu", [2, 2, 2], "cpu", result[0][3])]
 
 
-def test_a_thread_from_before_the_scope_sees_it_once_it_asks_for_the_gpu():
+@pytest.mark.parametrize("ask", ["init", "synchronize"])
+def test_a_thread_from_before_the_scope_sees_it_once_it_asks_for_the_gpu(ask):
     begin, result = threading.Event(), []
 
     def work():
         begin.wait(60)
-        torch.cuda.init()
-        result.append(torch.ones(3, device="cuda").is_cuda)
+        getattr(torch.cuda, ask)()
+        result.append((torch.ones(3, device="cuda") + 1).is_cuda)
         end.wait(60)
         result.append(torch.ones(3).device.type)
 
@@ -308,11 +309,3 @@ def test_the_current_device_belongs_to_the_thread():
         assert in_thread(torch.cuda.current_device) == 0
         assert torch.ones(1, device="cuda").device.index == 1
         torch.cuda.set_device(0)
-
-
-def test_the_next_scope_begins_with_the_first_device():
-    with scope(count=2):
-        torch.cuda.set_device(1)
-    with scope():
-        assert torch.cuda.current_device() == 0
-        assert torch.ones(1, device="cuda").device.index == 0

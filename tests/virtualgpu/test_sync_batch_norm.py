@@ -3,10 +3,7 @@
 import contextlib
 import copy
 import gc
-import json
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from gpulab import VirtualGPU
 from virtualgpu.scope.refusals import NotMirrored
 
+from .recorded import GPUS, recorder, rows
+
 MODES = pytest.mark.parametrize("compute", [True, False], ids=["values", "shapes"])
 PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
-HERE = Path(__file__).parent / "torch_cuda"
-GPUS = {"7.5": "T4", "8.0": "A100-80", "9.0": "H200"}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -182,23 +179,11 @@ def test_in_evaluation_it_asks_nobody(compute):
 # -- shapes, layouts, memory, time -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def record_sync_norm():
-    """The module that ran PyTorch's CUDA code on a stand-in driver; here it runs on the virtual GPU."""
-    sys.path.insert(0, str(HERE))
-    try:
-        import record_sync_norm
-
-        yield record_sync_norm
-    finally:
-        sys.path.remove(str(HERE))
-
-
 @pytest.mark.parametrize(("capability", "compute"), [*((each, False) for each in GPUS), ("8.0", True)])
-def test_kernels_allocate_and_refuse_what_they_do_on_cuda(record_sync_norm, compute, capability):
+def test_kernels_allocate_and_refuse_what_they_do_on_cuda(compute, capability):
     """Results with their layouts and dtypes, each allocation in its order, and the words of what is refused."""
-    recorded = json.loads((HERE / "sync_norm.json").read_text())["rows"]
-    theirs = {row.pop("case"): row for row in recorded if capability in row.pop("capability")}
+    record_sync_norm = recorder("record_sync_norm")
+    theirs = {row.pop("case"): row for row in rows("sync_norm") if capability in row.pop("capability")}
     cases = record_sync_norm.cases()
     assert set(cases) == set(theirs)
     with VirtualGPU(GPUS[capability], compute=compute):

@@ -5,11 +5,8 @@ operation and padding is taken away.
 """
 
 import copy
-import json
-import sys
 import warnings
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,10 +17,8 @@ from gpulab import VirtualGPU
 from virtualgpu.operations import known_values
 from virtualgpu.scope.refusals import NotMirrored
 
-HERE = Path(__file__).parent / "torch_cuda"
-NAMES = {"7.5": "T4", "8.0": "A100-80", "9.0": "H200"}
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-recorded = pytest.mark.skipif(TORCH < (2, 15), reason="recorded with torch 2.15")
+from .recorded import GPUS, of_this_torch, recorder, rows
+
 causal = nn.Transformer.generate_square_subsequent_mask
 B, T, D, H = 3, 8, 16, 2
 LENGTHS = torch.tensor([8, 5, 2])
@@ -32,29 +27,13 @@ LENGTHS = torch.tensor([8, 5, 2])
 # -- what PyTorch's CUDA code allocates ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def record_layers():
-    """The module that ran PyTorch's CUDA code; here it runs on the virtual GPU."""
-    sys.path.insert(0, str(HERE))
-    try:
-        import record_layers
-
-        yield record_layers
-    finally:
-        sys.path.remove(str(HERE))
-
-
-def rows(capability, mode):
-    found = json.loads((HERE / "layers.json").read_text())["rows"]
-    return {r["case"]: r for r in found if capability in r["capability"] and mode in r["mode"]}
-
-
-def differences(record_layers, capability, mode, *, compute):
+def differences(capability, mode, *, compute):
     """name -> (theirs, mine) where results, change, peak or any allocation differ; their order may."""
-    theirs, found = rows(capability, mode), {}
+    record_layers, found = recorder("record_layers"), {}
+    theirs = {r["case"]: r for r in rows("layers") if capability in r["capability"] and mode in r["mode"]}
     table = record_layers.cases(record_layers.MODES[mode])
     assert set(table) == set(theirs)
-    with VirtualGPU(NAMES[capability], compute=compute), warnings.catch_warnings():
+    with VirtualGPU(GPUS[capability], compute=compute), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, make in table.items():
             if compute and "long" in name:
@@ -70,18 +49,18 @@ def differences(record_layers, capability, mode, *, compute):
     return found
 
 
-@recorded
-@pytest.mark.parametrize("capability", NAMES)
+@of_this_torch
+@pytest.mark.parametrize("capability", GPUS)
 @pytest.mark.parametrize("mode", ["fp32", "fp16", "bf16"])
-def test_in_evaluation_they_allocate_what_they_do_on_cuda(record_layers, capability, mode):
+def test_in_evaluation_they_allocate_what_they_do_on_cuda(capability, mode):
     if (capability, mode) != ("7.5", "bf16"):
-        assert differences(record_layers, capability, mode, compute=False) == {}
+        assert differences(capability, mode, compute=False) == {}
 
 
-@recorded
+@of_this_torch
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
-def test_they_allocate_the_same_where_values_are_computed(record_layers, mode):
-    assert differences(record_layers, "8.0", mode, compute=True) == {}
+def test_they_allocate_the_same_where_values_are_computed(mode):
+    assert differences("8.0", mode, compute=True) == {}
 
 
 # -- with values and without -----------------------------------------------------------------------------------------

@@ -7,12 +7,11 @@ import torch
 from torch import nn
 
 from gpulab.memory import activation_bytes
-from virtualgpu.gpu import VirtualGPU
 from virtualgpu.operations.products import keeps_workspaces
 from virtualgpu.planning import plan
 
 from . import steps
-from .steps import MIB, rounded
+from .steps import MIB, rounded, steady_peak
 
 BUILDS = {
     "mlp": steps.mlp,
@@ -29,17 +28,6 @@ BUILDS = {
     "adafactor": lambda batch: steps.mlp(batch, optimizer=torch.optim.Adafactor),
     "made on the host": lambda batch: steps.mlp(batch, device="cpu"),
 }
-
-
-def steady_peak(build, batch, gpu="T4"):
-    """The peak of a third step, as `torch.cuda` counts it."""
-    with VirtualGPU(gpu, compute=False):
-        step = build(batch)
-        step()
-        step()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
 @pytest.mark.filterwarnings("ignore:with compute=False")

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virtualgpu.gpu import VirtualGPU
 from virtualgpu.planning import plan
+
+from .steps import steady_peak
 
 OPTIMIZERS = (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 DTYPES = (None, torch.float16)
@@ -41,13 +42,7 @@ def test_the_peak_of_a_small_network(batch, widths, optimizer, dtype, keep, none
 
         return step
 
-    with VirtualGPU("T4", compute=False):
-        step = build(batch)
-        step()
-        step()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    peak, reserved = steady_peak(build, batch)
     found = plan(build, batch, "T4")
     assert (found.peak_allocated, found.peak_reserved) == (peak, reserved)
     assert sum(found.categories.values()) == peak
@@ -66,11 +61,5 @@ def test_the_peak_is_that_of_a_run_with_values():
 
         return step
 
-    with VirtualGPU("T4"):
-        step = build(4)
-        step()
-        step()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        peak = torch.cuda.max_memory_allocated()
-    assert plan(build, 4, "T4").peak_allocated == peak
+    found = plan(build, 4, "T4")
+    assert (found.peak_allocated, found.peak_reserved) == steady_peak(build, 4, compute=True)

@@ -1,5 +1,6 @@
 """The line at which the peak is reached."""
 
+import importlib
 import sys
 import textwrap
 
@@ -43,13 +44,22 @@ def build(batch, width=64, spike=""):
 
 
 @pytest.fixture
-def script(tmp_path, monkeypatch):
-    (tmp_path / "train_net.py").write_text(SCRIPT)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "train_net", raising=False)
-    import train_net
+def imported(tmp_path, monkeypatch):
+    """`imported(name, source, folder)`: a module of that source."""
 
-    return train_net
+    def imported(name, source, folder=""):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path / folder)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return imported
+
+
+@pytest.fixture
+def script(imported):
+    return imported("train_net", SCRIPT)
 
 
 def line_of(mark):
@@ -85,13 +95,9 @@ def test_elsewhere(script):
     assert (found.phase, found.line.number, found.operation) == ("no_grad", line_of("CLIP"), "aten.exp")
 
 
-def test_within_a_library_both_lines_are_named(tmp_path, monkeypatch):
-    package = tmp_path / "site-packages"
-    package.mkdir()
-    (package / "a_library.py").write_text("def grow(x):\n    return x.expand(1000, -1).exp()  # here\n")
-    monkeypatch.syspath_prepend(package)
-    monkeypatch.delitem(sys.modules, "a_library", raising=False)
-    import a_library
+def test_within_a_library_both_lines_are_named(imported):
+    source = "def grow(x):\n    return x.expand(1000, -1).exp()  # here\n"
+    a_library = imported("a_library", source, "site-packages")
 
     def build(batch):
         x = torch.ones(batch, device="cuda")
@@ -107,16 +113,9 @@ def test_within_a_library_both_lines_are_named(tmp_path, monkeypatch):
     assert "within it a_library.py, line 2" in str(found)
 
 
-def test_a_step_that_is_a_library_s_has_its_line(tmp_path, monkeypatch):
-    package = tmp_path / "site-packages"
-    package.mkdir()
-    (package / "whole_step.py").write_text(
-        "import torch\n\ndef step():\n    torch.ones(9, device='cuda', requires_grad=True).exp().sum().backward()\n"
-    )
-    monkeypatch.syspath_prepend(package)
-    monkeypatch.delitem(sys.modules, "whole_step", raising=False)
-    import whole_step
-
+def test_a_step_that_is_a_library_s_has_its_line(imported):
+    line = "torch.ones(9, device='cuda', requires_grad=True).exp().sum().backward()"
+    whole_step = imported("whole_step", f"import torch\n\ndef step():\n    {line}\n", "site-packages")
     found = plan(lambda batch: whole_step.step, 1, "T4", where=True).where
     assert found.line.number == 4
     assert found.library is None

@@ -72,10 +72,10 @@ def test_workers_that_are_spawned_find_the_gpu():
 @pytest.mark.slow
 def test_each_rank_of_torchrun_has_its_gpu_and_its_report(tmp_path):
     words = ["--standalone", "--nproc-per-node", "2", "-m", "gpulab", "run", "--json", tmp_path / "r.json"]
-    done = start(*words, SCRIPTS / "ranks.py", module="torch.distributed.run")
+    done = start(*words, SCRIPTS / "ddp.py", module="torch.distributed.run")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 on Tesla T4 cuda:{rank}" for rank in range(2)]
-    assert sorted(reports(done.stderr)) == [f"ranks.py on a virtual T4, rank {rank} of 2" for rank in range(2)]
+    assert sorted(reports(done.stderr)) == [f"ddp.py on a virtual T4, rank {rank} of 2" for rank in range(2)]
     for block in done.stderr.split("gpulab run: ")[1:]:  # each in one piece
         assert [line.split()[0] for line in block.splitlines()[1:4]] == ["ended", "peak", "peak"]
     first, second = (json.loads((tmp_path / f"r.rank{rank}.json").read_text()) for rank in range(2))

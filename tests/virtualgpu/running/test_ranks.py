@@ -18,7 +18,7 @@ def test_the_report_says_what_goes_between_the_ranks(tmp_path, more):
     file = tmp_path / "report.json"
     done = start("--gpu", "H100", "--ranks", "16", *more, "--json", file, DDP)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "rank 0 of 16\n"
+    assert done.stdout == "rank 0 of 16 on NVIDIA H100 80GB HBM3 cuda:0\n"
     assert ", rank 0 of 16, the others imagined" in done.stderr
     assert "between ranks" in done.stderr
     assert "2 nodes of 8 x H100" in done.stderr
@@ -45,10 +45,10 @@ def test_scaling_is_against_the_script_without_ddp(tmp_path):
     common = "--gpu", "T4", "--shapes-only", "--repeatable", "--json", file
     done = start(*common, "--ranks", "4", "--scaling", DDP)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "rank 0 of 4\n"  # what it prints alone is dropped
+    assert done.stdout == "rank 0 of 4 on Tesla T4 cuda:0\n"  # what it prints alone is dropped
     assert "of 4: one GPU without DistributedDataParallel takes a step every" in done.stderr
     report = json.loads(file.read_text())
-    plain = start(*common, SCRIPTS / "plain.py")
+    plain = start(*common, DDP, "plain")
     assert plain.returncode == 0, plain.stderr
     assert report["alone"]["median"] == json.loads(file.read_text())["steps"][0]["median"]
     assert report["scaling"] == pytest.approx(4 * report["alone"]["median"] / report["steps"][0]["median"])

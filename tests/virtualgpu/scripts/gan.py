@@ -1,4 +1,4 @@
-"""A generator against a discriminator: two optimizers, detached samples."""
+"""A generator against a discriminator: two optimizers, detached samples; the generator steps every other time."""
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ criterion = nn.BCEWithLogitsLoss()
 optimizer_g = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
 optimizer_d = torch.optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999))
 losses = []
-for _ in range(3):
+for i in range(6):
     real = torch.rand(4, 1, 8, 8).to(device)
     noise = torch.randn(4, 8, 1, 1).to(device)
     fake = generator(noise)
@@ -27,8 +27,10 @@ for _ in range(3):
     loss_d = loss_d + criterion(discriminator(fake.detach()), torch.zeros(4, 1, device=device))
     loss_d.backward()
     optimizer_d.step()
-    optimizer_g.zero_grad()
-    loss_g = criterion(discriminator(fake), torch.ones(4, 1, device=device))
-    loss_g.backward()
-    optimizer_g.step()
-    losses += [loss_d.item(), loss_g.item()]
+    losses.append(loss_d.item())
+    if i % 2:
+        optimizer_g.zero_grad()
+        loss_g = criterion(discriminator(fake), torch.ones(4, 1, device=device))
+        loss_g.backward()
+        optimizer_g.step()
+        losses.append(loss_g.item())

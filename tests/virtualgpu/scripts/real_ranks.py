@@ -101,8 +101,10 @@ def collectives(ranks):
     found["split"] = y
     objects = [None] * ranks
     dist.all_gather_object(objects, {"rank": mine})
-    dist.barrier()
-    return {"objects": objects} | {name: tensor.tolist() for name, tensor in found.items()}
+    box = [f"from {mine}"]
+    dist.broadcast_object_list(box, src=0)
+    dist.barrier(device_ids=[mine])
+    return {"objects": objects, "box": box} | {name: tensor.tolist() for name, tensor in found.items()}
 
 
 def small_numbers(ranks):

@@ -32,6 +32,9 @@ from pathlib import Path
 import stand_in
 
 HERE = Path(__file__).resolve().parent
+EVERYTHING = [
+    "ops", "ops_cudnn", "steps", "models", "errors", "products", "attention", "layers", "sync_norm", "recurrent",
+]  # fmt: skip
 WHAT = "PyTorch's CUDA code on a stand-in driver; no kernel ran"
 
 
@@ -110,22 +113,7 @@ def write(name: str, head: dict, table: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "what",
-        nargs="*",
-        default=[
-            "ops",
-            "ops_cudnn",
-            "steps",
-            "models",
-            "errors",
-            "products",
-            "attention",
-            "layers",
-            "sync_norm",
-            "recurrent",
-        ],
-    )
+    parser.add_argument("what", nargs="*", default=EVERYTHING)
     parser.add_argument("--capability", nargs="*", default=list(stand_in.GPUS))
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

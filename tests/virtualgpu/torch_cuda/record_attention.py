@@ -3,10 +3,8 @@
 Runs inside a process that sees the stand-in; record.py starts it.
 """
 
-import json
-import sys
-
 import torch
+from printing import of_this_gpu, print_rows
 
 KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -65,16 +63,15 @@ def cases(dtype):
     return made
 
 
-def main() -> None:
-    print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda}))
-    for mode, dtype in DTYPES.items():
-        if mode == "bf16" and torch.cuda.get_device_capability() < (8, 0):
-            continue
-        for name, (q, k, v, mask, p, causal, gqa) in cases(dtype).items():
-            kernel = torch._fused_sdp_choice(q, k, v, mask, p, causal, enable_gqa=gqa)
-            print(json.dumps({"case": name, "mode": mode, "kernel": KERNELS[kernel]}))
-    sys.stdout.flush()
+def rows():
+    for mode, dtype in of_this_gpu(DTYPES).items():
+        for name, case in cases(dtype).items():
+            yield {"case": name, "mode": mode}, case
+
+
+def chosen(q, k, v, mask, p, causal, gqa):
+    return {"kernel": KERNELS[torch._fused_sdp_choice(q, k, v, mask, p, causal, enable_gqa=gqa)]}
 
 
 if __name__ == "__main__":
-    main()
+    print_rows(rows(), chosen, cuda=torch.version.cuda)

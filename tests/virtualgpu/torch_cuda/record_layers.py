@@ -1,7 +1,7 @@
 """What PyTorch's CUDA code allocates for attention layers in evaluation, which it does in one operation each: one JSON
 row per case and mode, on standard output.
 
-Runs inside a process that sees the stand-in; record.py starts it. Argument: the number of rows to skip. A row:
+Runs inside a process that sees the stand-in; record.py starts it. A row:
 
 out             shape of the result
 forward         [change, peak] of memory_allocated over the call, in bytes
@@ -9,12 +9,10 @@ events          every allocation (+) and free (-) in order, in bytes as requeste
 """
 
 import ctypes
-import gc
-import json
-import sys
 
 import record_ops
 import torch
+from printing import of_this_gpu, print_rows
 from torch import nn
 
 MODES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -152,29 +150,11 @@ def record(make, warm_up=True):
     return {"out": shapes, "forward": [traced.delta, traced.peak], "events": traced.events}
 
 
-def main(skip: int) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda}), flush=True)
-    every = torch.cuda.get_device_capability() >= (8, 0)
-    modes = {name: dtype for name, dtype in MODES.items() if every or name != "bf16"}
-    tables = {mode: cases(dtype) for mode, dtype in modes.items()}
-    todo = [(name, mode) for mode in modes for name in tables[mode]]
-    for number, (name, mode) in enumerate(todo):
-        if number < skip:
-            continue
-        row = {"case": name, "mode": mode}
-        print(json.dumps(row | {"started": number}), flush=True)
-        torch.manual_seed(0)
-        try:
-            row |= record(tables[mode][name])
-        except Exception as error:
-            torch.cuda.memory._record_memory_history(None)
-            row["error"] = f"{type(error).__name__}: {error}"[:300]
-        print(json.dumps(row), flush=True)
-        if number == skip:
-            gc.collect()
-            gc.freeze()  # what the first row imported: collections are then quick
+def rows():
+    for mode, dtype in of_this_gpu(MODES).items():
+        for name, make in cases(dtype).items():
+            yield {"case": name, "mode": mode}, (make,)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    print_rows(rows(), record, cuda=torch.version.cuda)

@@ -3,8 +3,6 @@
 And what a step allocates in all, transient tensors and workspaces of kernels included: how often, how many bytes.
 """
 
-import sys
-
 import record_steps
 import torch
 from more_models import models
@@ -43,4 +41,4 @@ def record(step):
 
 
 if __name__ == "__main__":
-    record_steps.main(int(sys.argv[1]), plan(), record)
+    record_steps.print_steps(plan(), record)

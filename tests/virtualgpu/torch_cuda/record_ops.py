@@ -1,6 +1,6 @@
 """What PyTorch's CUDA operators allocate and keep for backward: one JSON row per operator and mode, on standard output.
 
-Runs inside a process that sees the stand-in; record.py starts it. Argument: the number of rows to skip. A row:
+Runs inside a process that sees the stand-in; record.py starts it. A row:
 
 calls           the operators below autograd and autocast, with their inputs' dtypes; views are left out
 out             [shape, dtype] of each result
@@ -16,13 +16,11 @@ gradients       bytes of the gradients
 """
 
 import contextlib
-import gc
 import itertools
-import json
-import sys
 
 import operators
 import torch
+from printing import of_this_gpu, print_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -36,12 +34,6 @@ MODES = {
     "fp16": (torch.float16, None),
     "bf16": (torch.bfloat16, None),
 }
-
-
-def modes():
-    """bf16 from capability 8.0 on."""
-    every = torch.cuda.get_device_capability() >= (8, 0)
-    return {name: mode for name, mode in MODES.items() if every or "bf16" not in name}
 
 
 def fresh():
@@ -166,28 +158,11 @@ def record(make, autocast, warm_up=True):
     return row
 
 
-def main(skip: int) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    print(json.dumps(versions), flush=True)
-    todo = [(name, mode) for mode in modes() for name in operators.operators(MODES[mode][0])]
-    tables = {mode: operators.operators(dtype) for mode, (dtype, _) in modes().items()}
-    for number, (name, mode) in enumerate(todo):
-        if number < skip:
-            continue
-        row = {"op": name, "mode": mode}
-        print(json.dumps(row | {"started": number}), flush=True)
-        torch.manual_seed(0)
-        try:
-            row |= record(tables[mode][name], MODES[mode][1])
-        except Exception as error:
-            torch.cuda.memory._record_memory_history(None)
-            row["error"] = f"{type(error).__name__}: {error}"[:300]
-        print(json.dumps(row), flush=True)
-        gc.collect()
-        if number == skip:
-            gc.freeze()  # what the first row imported: collections are then quick
+def cases():
+    for mode, (dtype, autocast) in of_this_gpu(MODES).items():
+        for name, make in operators.operators(dtype).items():
+            yield {"op": name, "mode": mode}, (make, autocast)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    print_rows(cases(), record, cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version())

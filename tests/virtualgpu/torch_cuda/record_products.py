@@ -1,7 +1,7 @@
 """What PyTorch allocates for products of matrices however their operands lie: one JSON row per case and mode, on
 standard output.
 
-Runs inside a process that sees the stand-in; record.py starts it. Argument: the number of rows to skip. A row:
+Runs inside a process that sees the stand-in; record.py starts it. A row:
 
 forward, backward       every allocation (+) and free (-) in order, as requested, in elements of the result's dtype (of
                 the 16-bit one under autocast); "w" and "lt" stand for a workspace of cuBLAS and of cuBLASLt, so that a
@@ -10,14 +10,12 @@ strides         of the result and of each gradient that is not contiguous, by it
 """
 
 import contextlib
-import gc
 import itertools
-import json
-import sys
 
 import product_cases
 import record_ops
 import torch
+from printing import of_this_gpu, print_rows
 
 MODES = record_ops.MODES | {"fp64": (torch.float64, None), "c64": (torch.complex64, None)}
 
@@ -81,29 +79,12 @@ def record(engine, make, call, gradient, autocast, warm_up=True):
     return row | ({"strides": strides} if strides else {})
 
 
-def main(skip: int) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda}), flush=True)
-    every = torch.cuda.get_device_capability() >= (8, 0)
-    modes = {name: mode for name, mode in MODES.items() if every or "bf16" not in name}
-    tables = {mode: product_cases.cases(dtype) for mode, (dtype, _) in modes.items()}
-    todo = [(name, mode) for mode in modes for name in tables[mode]]
+def rows():
     engine = Engine()
-    for number, (name, mode) in enumerate(todo):
-        if number < skip:
-            continue
-        row = {"case": name, "mode": mode}
-        print(json.dumps(row | {"started": number}), flush=True)
-        try:
-            row |= record(engine, *tables[mode][name], MODES[mode][1])
-        except Exception as error:
-            torch.cuda.memory._record_memory_history(None)
-            row["error"] = f"{type(error).__name__}: {error}"[:300]
-        print(json.dumps(row), flush=True)
-        if number == skip:
-            gc.collect()
-            gc.freeze()  # what the first row imported: collections are then quick
+    for mode, (dtype, autocast) in of_this_gpu(MODES).items():
+        for name, case in product_cases.cases(dtype).items():
+            yield {"case": name, "mode": mode}, (engine, *case, autocast)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    print_rows(rows(), record, cuda=torch.version.cuda)

@@ -1,7 +1,7 @@
 """What cuDNN says its recurrent layers need: one JSON row per layer, on standard output.
 
-Runs inside a process that sees the stand-in, with cuDNN's plans; record.py starts it. Argument: the number of rows to
-skip. It calls cudnnGetRNNTempSpaceSizes as PyTorch does, through the stand-in (`plan_rnn` in cudnn_plans.c). A row:
+Runs inside a process that sees the stand-in, with cuDNN's plans; record.py starts it. It calls
+cudnnGetRNNTempSpaceSizes as PyTorch does, through the stand-in (`plan_rnn` in cudnn_plans.c). A row:
 
 cell, length, batch, inputs, hidden, layers, directions, itemsize, packed, dropout      the layer and its batch
 algorithm       which of cuDNN's was asked for
@@ -9,12 +9,11 @@ reserve, training, inference    bytes: the reserve, the workspace with training 
 """
 
 import ctypes
-import json
 import os
 import random
-import sys
 
 import torch
+from printing import print_rows
 
 ALGORITHMS = {"standard": 0, "persist static": 1, "persist static, small hidden size": 3}
 CELLS = {"rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
@@ -82,15 +81,12 @@ class Cudnn:
         return workspace.value, reserve.value
 
 
-def main():
-    torch.cuda.init()
-    cudnn = Cudnn()
-    print(json.dumps({"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}))
-    for layer in list(layers())[int(sys.argv[1]) :]:
-        training, reserve = cudnn.sizes(layer, training=True)
-        inference, _ = cudnn.sizes(layer, training=False)
-        print(json.dumps(layer | {"reserve": reserve, "training": training, "inference": inference}), flush=True)
+def record(cudnn, layer):
+    (training, reserve), (inference, _) = (cudnn.sizes(layer, training=way) for way in (True, False))
+    return {"reserve": reserve, "training": training, "inference": inference}
 
 
 if __name__ == "__main__":
-    main()
+    torch.cuda.init()
+    cudnn = Cudnn()
+    print_rows(((layer, (cudnn, layer)) for layer in layers()), record, cudnn=torch.backends.cudnn.version())

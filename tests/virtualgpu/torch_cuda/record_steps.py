@@ -1,14 +1,13 @@
 """Memory of whole training steps, model by model and mode by mode: one JSON row each, on standard output.
 
-Runs inside a process that sees the stand-in; record.py starts it. Argument: the number of rows to skip. The models and
-the steps are those that gpulab records on real GPUs, to compare the two row by row.
+Runs inside a process that sees the stand-in; record.py starts it. The models and the steps are those that gpulab
+records on real GPUs, to compare the two row by row.
 """
 
-import json
 import os
-import sys
 
 import torch
+from printing import of_this_gpu, print_rows
 
 from virtualgpu.validate import memory
 from virtualgpu.validate.models import models, optimizers
@@ -22,8 +21,8 @@ def circumstances():
 
 
 def modes():
-    """How a step is run on this GPU: bf16 from capability 8.0 on."""
-    return [m for m in memory.STEP_MODES if "bf16" not in m or torch.cuda.get_device_capability() >= (8, 0)]
+    """How a step is run on this GPU."""
+    return list(of_this_gpu(dict.fromkeys(memory.STEP_MODES)))
 
 
 def plan():
@@ -41,20 +40,10 @@ def record(step):
     return memory.step_peaks(step, cudnn=False)
 
 
-def main(skip, steps, record):
-    """Print the rows of all but the first `skip` steps; `record` makes one of a step."""
-    print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda}), flush=True)
-    for number, step in enumerate(steps):
-        if number < skip:
-            continue
-        row = step.names | circumstances()
-        print(json.dumps(row | {"started": number}), flush=True)
-        try:
-            row |= record(step)
-        except Exception as error:
-            row["error"] = f"{type(error).__name__}: {error}"
-        print(json.dumps(row), flush=True)
+def print_steps(steps, record):
+    rows = ((step.names | circumstances(), (step,)) for step in steps)
+    print_rows(rows, record, longest=None, cuda=torch.version.cuda)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), plan(), record)
+    print_steps(plan(), record)

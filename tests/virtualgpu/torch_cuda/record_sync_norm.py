@@ -1,9 +1,8 @@
 """What PyTorch's CUDA code allocates for the kernels of SyncBatchNorm, which CUDA alone has: one JSON row per case, on
 standard output.
 
-Runs inside a process that sees the stand-in; record.py starts it. Argument: the number of rows to skip. A case names
-the input's shape, whether input and gradient have their channels last, and dtypes of input and weight; its row has for
-each kernel
+Runs inside a process that sees the stand-in; record.py starts it. A case names the input's shape, whether input and
+gradient have their channels last, and dtypes of input and weight; its row has for each kernel
 
 out             shape, strides and dtype of each result, null where there is none
 memory          [change, peak] of memory_allocated over the call, in bytes
@@ -12,11 +11,10 @@ error           instead of all, where it is refused: type and message
 """
 
 import itertools
-import json
-import sys
 
 import record_ops
 import torch
+from printing import print_rows
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "f64": torch.float64}
 SHAPES = (
@@ -95,13 +93,5 @@ def measured(call, warm_up):
     return {"out": out, "memory": [traced.delta, traced.peak], "events": traced.events}
 
 
-def main(skip: int) -> None:
-    print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda}), flush=True)
-    for number, (name, case) in enumerate(cases().items()):
-        if number >= skip:
-            print(json.dumps({"case": name, "started": number}), flush=True)
-            print(json.dumps({"case": name} | record(case)), flush=True)
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    print_rows((({"case": name}, (case,)) for name, case in cases().items()), record, cuda=torch.version.cuda)

@@ -1,4 +1,7 @@
-"""A small GPT in the way of nanoGPT: made on the host, fused AdamW, clipping, the best checkpoint kept and loaded."""
+"""A small GPT in the way of nanoGPT: made on the host, fused AdamW, clipping, the best checkpoint kept and loaded.
+
+With `peaks` it says the peak of each step, and begins anew.
+"""
 
 import math
 import os
@@ -124,6 +127,9 @@ with tempfile.TemporaryDirectory() as folder:
         if not math.isfinite(losses[-1]):
             sys.exit("the loss is not finite")
         print(f"step {step}: loss {losses[-1]:.4f}, norm {norm:.2f}")
+        if "peaks" in sys.argv:
+            print(f"peak {torch.cuda.max_memory_allocated()}")
+            torch.cuda.reset_peak_memory_stats()
     checkpoint = torch.load(path, map_location=device)
     again = GPT()
     again.load_state_dict(checkpoint["model"])
