@@ -124,7 +124,7 @@ def key_to_picture(quick: bool) -> Iterator[Row]:
 
     names, path = gpulab.sim.__all__, chromium_path()
     if path is None or quick:
-        yield Row("key to picture in JupyterLab", None, "ms", 100, "--quick" if quick else "no Chromium")
+        yield Row("key to picture in JupyterLab", None, "ms", 50, "--quick" if quick else "no Chromium")
         return
     with tempfile.TemporaryDirectory() as folder, chromium(path) as browser:
         server = LabServer(Path(folder))
@@ -140,7 +140,7 @@ def key_to_picture(quick: bool) -> Iterator[Row]:
                 at_end = slider.value == slider.high
                 times = key_to_picture_ms(page, cell, slider.label, 10, at_end=at_end)[2:]  # the first two warm up
                 note = f"{len(times)} keys on {slider.label}, worst {max(times):.0f} ms"
-                yield Row(f"{name}: key to picture in JupyterLab", statistics.median(times), "ms", 100, note)
+                yield Row(f"{name}: key to picture in JupyterLab", statistics.median(times), "ms", 50, note)
                 played = player(simulator)
                 if played is not None:
                     rate = frames_per_second(page, cell, played.label, seconds=3)

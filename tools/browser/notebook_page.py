@@ -195,8 +195,8 @@ def key_to_picture_ms(
     from the key event to the frame that shows the picture.
     """
     box = notebook.shown(cell).locator(".gpulab-sim")
-    handle = box.get_by_role("slider", name=slider, exact=True)
-    handle.focus()
+    box.locator("details").evaluate_all("(folded) => folded.forEach((one) => { one.open = true; })")
+    box.get_by_role("slider", name=slider, exact=True).focus()
     box.evaluate("(box) => gpulabPage.stopwatch(box)")
     times = []
     for press in range(presses):
