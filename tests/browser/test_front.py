@@ -143,8 +143,12 @@ def becomes(page, name, value):
     assert page.toy.values[name] == value
 
 
-def grip(page, label):
+def control(page, label):
     return page.get_by_role("slider", name=label, exact=True)
+
+
+def grip(page, label):
+    return control(page, f"{label}, in the picture")
 
 
 def drag(page, place, dx=0, dy=0):
@@ -204,7 +208,7 @@ def test_what_is_clicked_sets_values_and_adds_commands(open_page, how):
 
 def test_a_logarithmic_slider_reaches_each_decade_and_an_arrow_key_the_next_number(open_page):
     page = open_page()
-    tasks = grip(page, "Tasks")
+    tasks = control(page, "Tasks")
     tasks.press("Home")
     becomes(page, "tasks", 1)
     tasks.press("ArrowRight")
@@ -292,7 +296,7 @@ def test_states_are_stepped_by_arrow_keys_and_a_moved_control_leaves_them(open_p
     some.press("ArrowRight")
     becomes(page, "tasks", 10_000)
     assert states.get_by_role("radio", name="many").is_checked()
-    grip(page, "Tasks").press("ArrowLeft")
+    control(page, "Tasks").press("ArrowLeft")
     page.wait_for_function("() => !document.querySelector('input[type=radio]:checked')")
 
 

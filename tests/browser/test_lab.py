@@ -22,8 +22,8 @@ MANY_MOVES = """(range) => {
     const counter = new MutationObserver(() => window.gpulabDrawn++);
     window.gpulabDrawn = 0;
     counter.observe(document.querySelector('.gpulab-picture'), { childList: true });
-    for (let step = 1; step <= 80; step++) {
-        range.valueAsNumber += 3;
+    for (let step = 1, start = range.valueAsNumber; step <= 80; step++) {
+        range.valueAsNumber = start + (step * range.max) / 100;
         range.dispatchEvent(new Event('input', { bubbles: true }));
     }
 }"""

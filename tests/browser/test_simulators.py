@@ -95,6 +95,11 @@ dragged = pytest.mark.parametrize(
 )
 
 
+def drawn(box):
+    """The picture that has come to rest: of some simulators no number says which moment it shows."""
+    return settled(box), box.locator(".gpulab-picture").inner_html()
+
+
 @dragged
 def test_what_can_be_grasped_follows_the_pointer_and_the_keys(opened):
     notebook, box, _ = opened
@@ -103,34 +108,41 @@ def test_what_can_be_grasped_follows_the_pointer_and_the_keys(opened):
     for place in range(grips.count()):
         grip = grips.nth(place)
         grip.scroll_into_view_if_needed()
-        before, seen = settled(box), set()
+        before, seen = drawn(box), set()
         around = grip.bounding_box()
         x, y = around["x"] + around["width"] / 2, around["y"] + around["height"] / 2
         mouse.move(x, y)
         mouse.down()
         for far in (-60, 60):
             mouse.move(x + far, y - far / 2, steps=3)
-            seen.add(settled(box))
+            seen.add(drawn(box))
         mouse.up()
         assert seen - {before}, grip.get_attribute("data-label")
         assert whole(box)
-        before = settled(box)
+        before = drawn(box)
         for key in ("Home", "End"):
             grips.nth(place).focus()
             notebook.page.keyboard.press(key)
-            seen.add(settled(box))
+            seen.add(drawn(box))
         assert seen - {before}, grips.nth(place).get_attribute("aria-label")
         assert whole(box)
     assert notebook.console == []
+
+
+def is_hidden(simulator, control):
+    """Whether this control has no say at the values that the simulator has."""
+    limit = simulator.limits(simulator.values).get(control.name)
+    return limit is not None and limit.hidden
 
 
 @each
 def test_every_control_has_a_name_that_is_spoken(opened):
     notebook, box, simulator = opened
     spoken = [node for node in notebook.spoken(box) if node.role in OPERABLE]
-    assert len(spoken) >= len(simulator.controls)
+    shown = [control for control in simulator.controls if not is_hidden(simulator(), control)]
+    assert len(spoken) >= len(shown)
     assert nameless(notebook, box) == []
-    for control in simulator.controls:
+    for control in shown:
         assert any(control.label in node.name for node in spoken), control.label
 
 
@@ -139,6 +151,8 @@ def test_every_control_goes_to_both_ends_and_the_middle(opened, shoot):
     notebook, box, simulator = opened
     keyboard = notebook.page.keyboard
     for control in simulator.controls:
+        if not box.get_by_label(control.label, exact=True).first.is_visible():
+            continue  # it has no say here, and is hidden
         if hasattr(control, "low"):
             handle = slider(box, control.label)
             if handle.get_attribute("aria-disabled") == "true" or handle.is_disabled():

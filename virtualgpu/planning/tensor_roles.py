@@ -89,8 +89,9 @@ def roles_tracked(ledger: Ledger, *, optimizers: bool = True) -> Iterator[None]:
         if optimizers:
             stack.callback(register_optimizer_step_pre_hook(before).remove)
             stack.callback(register_optimizer_step_post_hook(after).remove)
-        trainable = assign_roles(ledger)
-        for remove in _on_gradients(trainable, lambda tensor: ledger.hold("gradients", [tensor.grad])):
+        # The list of tensors gets no name here: it would keep them alive as long as this generator.
+        hold_gradient = lambda tensor: ledger.hold("gradients", [tensor.grad])  # noqa: E731
+        for remove in _on_gradients(assign_roles(ledger), hold_gradient):
             stack.callback(remove)
         yield
 

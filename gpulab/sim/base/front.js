@@ -20,18 +20,19 @@ function make(tag, attributes = {}, ...children) {
 
 // One question at a time: what is touched before the answer comes is asked together, in its last state.
 function makeWire(model) {
-  let number = 0, waiting = {}, busy = false, timer;
+  let number = 0, waiting = {}, flying = {}, busy = false, timer;
   const send = () => {
     busy = true;
     number += 1;
     model.set("asked", { number, values: waiting });
-    waiting = {};
+    [flying, waiting] = [waiting, {}];
     model.save_changes();
     clearTimeout(timer);
     timer = setTimeout(free, PATIENCE);
   };
   const free = () => {
     busy = false;
+    flying = {};
     if (Object.keys(waiting).length) send();
   };
   return {
@@ -45,6 +46,8 @@ function makeWire(model) {
         free();
       }
     },
+    // What was asked after an answer's question stands: a slider does not jump back under the hand.
+    latest: (name, value) => waiting[name] ?? flying[name] ?? value,
     busy: () => busy,
     end: () => clearTimeout(timer),
   };
@@ -364,7 +367,7 @@ function makePicture(controls, wire) {
       if (target.dataset.drag) {
         const control = controls[target.dataset.drag.split(" ")[0]];
         target.setAttribute("role", "slider");
-        target.setAttribute("aria-label", target.dataset.label);
+        target.setAttribute("aria-label", `${target.dataset.label}, in the picture`); // beside the control of that name
         for (const [key, value] of [["min", control.scale.low], ["max", control.scale.high], ["now", control.value]])
           target.setAttribute(`aria-value${key}`, value);
       } else {
@@ -435,7 +438,7 @@ function render({ model, el }) {
     const view = model.get("view");
     wire.answered(view);
     for (const { name } of spec.controls) {
-      controls[name].show(view.values[name], view.limits[name]);
+      controls[name].show(wire.latest(name, view.values[name]), view.limits[name]);
       controls[name].node.hidden = view.limits[name]?.hidden ?? false;
     }
     alert.hidden = !view.error;
