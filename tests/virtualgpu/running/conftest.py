@@ -4,6 +4,7 @@ import gc
 import sys
 
 import pytest
+import torch
 
 from virtualgpu.running import command, target
 
@@ -32,5 +33,7 @@ def run(capfd, monkeypatch):
         out, err = capfd.readouterr()
         return Done(code, out, err, report, names)
 
+    benchmark = torch.backends.cudnn.benchmark
     yield go
+    torch.backends.cudnn.benchmark = benchmark  # a script may set it, and this process goes on
     gc.collect()
