@@ -231,7 +231,7 @@ def test_loading_is_compared_with_the_step_of_the_gpu(arguments, tmp_path):
     report = json.loads((tmp_path / "r.json").read_text())
     (steps,) = report["steps"]
     assert steps["waited"] > 0.05  # two samples of 50 ms, less what the loop does meanwhile
-    assert steps["median"] >= 0.1
+    assert steps["median"] > 0.08  # on a busy machine a sample comes late, and the next the sooner after it
     assert steps["busy_share"] < 0.1
     assert steps["waited_share"] > 0.5
     assert any("for data, and the GPU is idle" in hint for hint in report["hints"])
