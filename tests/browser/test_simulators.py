@@ -106,9 +106,9 @@ def test_what_can_be_grasped_follows_the_pointer_and_the_keys(opened):
     mouse = notebook.page.mouse
     grips = box.locator(".gpulab-picture [data-drag]")
     for place in range(grips.count()):
+        before, seen = drawn(box), set()
         grip = grips.nth(place)
         grip.scroll_into_view_if_needed()
-        before, seen = drawn(box), set()
         around = grip.bounding_box()
         x, y = around["x"] + around["width"] / 2, around["y"] + around["height"] / 2
         mouse.move(x, y)
