@@ -258,6 +258,10 @@ def test_commands_are_typed_chosen_added_undone_and_cleared(open_page):
     box.press("Enter")
     page.get_by_role("alert").filter(has_text="'jump' is no step").wait_for()
     assert page.toy.values["steps"] == "right; right"
+    assert box.input_value() == "right; jump"  # what was typed is there, to be mended
+    page.get_by_role("button", name="Undo").click()
+    becomes(page, "steps", "right; right")
+    assert box.input_value() == "right; right"
     page.get_by_role("button", name="Undo").click()
     becomes(page, "steps", "right")
     assert not page.get_by_role("alert").is_visible()
@@ -306,6 +310,7 @@ def test_in_the_whole_window_arrow_keys_go_through_the_states_with_a_note(open_p
     dialog.wait_for()
     box = dialog.bounding_box()
     assert (box["width"], box["height"]) == (950, 720)
+    assert "A hundred." in dialog.inner_text()  # of the state that it opens in
     page.keyboard.press("ArrowRight")
     becomes(page, "tasks", 10_000)
     assert "All of them." in dialog.inner_text()

@@ -180,6 +180,20 @@ def test_an_arrow_key_on_a_slider_changes_the_picture_and_its_numbers(lecture, s
     shoot(lecture, "08_simulator")
 
 
+@pytest.mark.parametrize("key", ["ArrowUp", "ArrowDown", "Enter"])
+def test_its_keys_are_not_jupyterlabs(lecture, simulator, key):
+    active = "window.jupyterapp.shell.currentWidget.content.activeCellIndex"
+    cell = lecture.page.evaluate(active)
+    mode = lecture.page.evaluate("window.jupyterapp.shell.currentWidget.content.mode")
+    for place in (slider(simulator, "Micro-batch"), simulator.locator(".gpulab-picture [data-drag]").first):
+        place.press(key)
+    for radio in simulator.get_by_role("radio").all():
+        if radio.is_checked():
+            radio.press(key)
+    assert lecture.page.evaluate(active) == cell
+    assert lecture.page.evaluate("window.jupyterapp.shell.currentWidget.content.mode") == mode
+
+
 def test_what_the_picture_says_is_spoken_when_it_has_come_to_rest(lecture, simulator):
     slider(simulator, "Micro-batch").press("ArrowRight")
     simulator.get_by_role("status").filter(has_text="12 micro-batches").wait_for()

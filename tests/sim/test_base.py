@@ -240,6 +240,7 @@ class TestLive:
         before = page.view["svg"]
         view = page.ask(spill=True)
         assert "RuntimeError: the <floor> is wet" in view["error"]
+        assert view["refused"] == ["spill"]
         assert view["svg"] == before
         assert view["values"]["spill"] is False
         assert page.ask(litres=5)["error"] == ""

@@ -6,6 +6,8 @@ const PATIENCE = 20000; // milliseconds without an answer, after which the next 
 const CALM = 1000; // milliseconds between two frames of Play where the system asks for reduced motion
 const BESIDE = 280; // pixels that controls need beside the picture
 const UNITS = /(\d) (?=(?:[nµm]?s|min|h|[KMG]iB|[kMG]B|TFLOP\/s|×)(?:\W|$))/g; // stay on the line of their number
+// JupyterLab would take arrow keys and Enter, to walk from cell to cell.
+const OWN_KEYS = { "data-lm-suppress-shortcuts": "true" };
 const POSITIONS = 1000; // of a logarithmic slider
 
 function make(tag, attributes = {}, ...children) {
@@ -202,7 +204,7 @@ function makePlay(control, change, wire) {
 
 function makeChoice(control, change) {
   const options = control.options.map(([, words], i) => make("option", { value: i }, words));
-  const menu = make("select", { "aria-label": control.label, "data-lm-suppress-shortcuts": "true" }, ...options);
+  const menu = make("select", { "aria-label": control.label }, ...options);
   menu.addEventListener("change", () => change({ [control.name]: control.options[menu.value][0] }));
   const node = make("div", { class: "gs-control" }, make("span", { class: "gs-label" }, control.label), menu);
   return { node, name: control.name, show(value) { menu.value = control.options.findIndex(([one]) => one === value); } };
@@ -225,7 +227,7 @@ function makeScript(control, change) {
   const buttons = Object.entries(control.buttons).map(([words, command]) => button(words, () => longer(command)));
   const shorter = () => (text.value === good ? good.split(";").slice(0, -1).join(";").trim() : good);
   buttons.push(button("Undo", shorter), button("Clear", () => ""));
-  const menu = make("select", { "aria-label": "Example", "data-lm-suppress-shortcuts": "true" },
+  const menu = make("select", { "aria-label": "Example" },
     make("option", { value: "" }, "Example: your own"),
     ...Object.entries(control.examples).map(([name, script]) => make("option", { value: script }, name)));
   menu.addEventListener("change", () => menu.value && put(menu.value));
@@ -234,8 +236,10 @@ function makeScript(control, change) {
   return {
     node, name: control.name,
     add: (command, before, values) => change({ ...values, [control.name]: longer(command, before) }),
-    show(value) {
-      text.value = good = value;
+    show(value, _, refused) {
+      good = value;
+      if (refused) return; // what was typed stays, to be mended
+      text.value = value;
       menu.value = Object.values(control.examples).includes(value) ? value : "";
     },
   };
@@ -411,7 +415,6 @@ function render({ model, el }) {
   const note = make("p", { class: "gs-note", hidden: true });
   const enter = (i) => {
     states[i].input.checked = true;
-    note.textContent = spec.states[i].note;
     wire.ask(spec.states[i].values);
   };
   const whole = make("button", { type: "button", class: "gs-whole", title: "arrow keys: state to state; Escape: back" }, "Whole window");
@@ -422,7 +425,7 @@ function render({ model, el }) {
     ...(rest.length ? [more] : []),
     folded("The numbers", numbers, make("p", { class: "gs-leaves" }, spec.leaves_out)), whole);
   const side = make("div", { class: "gs-side" }, make("div", { class: "gs-controls" }, ...primary), bar, note);
-  const box = make("div", { class: "gpulab-sim" }, headline, alert, make("div", { class: "gs-body" }, side, picture.node), spoken);
+  const box = make("div", { class: "gpulab-sim" }, headline, alert, make("div", { class: "gs-body", ...OWN_KEYS }, side, picture.node), spoken);
   el.append(make("style", {}, model.get("look")), box);
 
   let said = model.get("view").headline, timer;
@@ -438,7 +441,8 @@ function render({ model, el }) {
     const view = model.get("view");
     wire.answered(view);
     for (const { name } of spec.controls) {
-      controls[name].show(wire.latest(name, view.values[name]), view.limits[name]);
+      const value = wire.latest(name, view.values[name]);
+      controls[name].show(value, view.limits[name], view.refused.includes(name));
       controls[name].node.hidden = view.limits[name]?.hidden ?? false;
     }
     alert.hidden = !view.error;
@@ -447,8 +451,9 @@ function render({ model, el }) {
     numbers.textContent = view.text;
     picture.show(view.svg);
     picture.node.querySelector("svg").setAttribute("aria-label", view.headline);
-    for (const { input, values } of states)
-      input.checked = Object.entries(values).every(([name, value]) => view.values[name] === value);
+    const now = states.findIndex(({ values }) => Object.entries(values).every(([name, value]) => view.values[name] === value));
+    states.forEach(({ input }, i) => { input.checked = i === now; });
+    note.textContent = spec.states[now]?.note ?? "";
     clearTimeout(timer);
     timer = setTimeout(() => {
       if (view.headline !== said) spoken.textContent = said = view.headline;

@@ -7,6 +7,7 @@ a kernel can use it too. This module is imported only when a simulator is displa
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,7 @@ class Live:
             self.front.scale = style.scale()
             self.front.view = self._view()
 
-    def _view(self, error: str = "") -> dict[str, Any]:
+    def _view(self, error: str = "", refused: Iterable[str] = ()) -> dict[str, Any]:
         simulator = self._simulator
         picture, values = simulator.picture, simulator.values
         return {
@@ -94,6 +95,7 @@ class Live:
             "svg": themed(picture.inner()),
             "text": str(simulator.result),
             "error": error,
+            "refused": list(refused),
         }
 
     def _asked(self, change: Any) -> None:
@@ -105,7 +107,7 @@ class Live:
                 self._simulator.set(**{name: self._value(name, value) for name, value in asked["values"].items()})
             except Exception as error:
                 words = f"{type(error).__name__}: {error}"
-                self.front.view = self._view(f"This setting could not be drawn.\n{words}")
+                self.front.view = self._view(f"This setting could not be drawn.\n{words}", asked["values"])
 
     def _value(self, name: str, value: Any) -> Any:
         control = self._controls[name]

@@ -33,7 +33,7 @@ class LossScaling(Simulator[Run]):
             16,
             1,
             0,
-            "65,536 is too large: one step is lost, and the scale is found. Pull the bell.",
+            "65,536 is too large: one step is lost, and the scale is found. Drag the histogram.",
         ),
         _state(
             "Begin at 1",

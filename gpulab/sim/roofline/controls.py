@@ -42,7 +42,7 @@ class Roofline(Simulator[Roofs]):
         State(
             "Elementwise",
             {"op": "gelu", "rows": 4096},
-            "A GELU does five operations on each number it moves: no size brings it to the flat roof.",
+            "A GELU reads an element, does a few operations (five, as counted here), writes it: no size helps.",
         ),
     )
     model = staticmethod(simulate)

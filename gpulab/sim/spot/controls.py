@@ -25,12 +25,14 @@ class Spot(Simulator[Run]):
     primary = ("interval", "checkpoint", "between")
     states = (
         State(
-            "Too rarely", {"interval": 240}, "Every interruption throws away two hours on average: orange is lost work."
+            "Too rarely",
+            {"interval": 240},
+            "An interruption throws away almost two hours on average: orange is lost work.",
         ),
         State(
             "Too often",
             {"interval": 5},
-            "Hardly anything is lost now, but every fifth or sixth minute goes into writing.",
+            "Hardly anything is lost now, but two of every seven minutes go into writing.",
         ),
         State(
             "The best",
