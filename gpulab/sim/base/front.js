@@ -426,6 +426,7 @@ function render({ model, el }) {
     folded("The numbers", numbers, make("p", { class: "gs-leaves" }, spec.leaves_out)), whole);
   const side = make("div", { class: "gs-side" }, make("div", { class: "gs-controls" }, ...primary), bar, note);
   const box = make("div", { class: "gpulab-sim" }, headline, alert, make("div", { class: "gs-body", ...OWN_KEYS }, side, picture.node), spoken);
+  box.addEventListener("keydown", (event) => event.stopPropagation()); // nor are they the notebook's
   el.append(make("style", {}, model.get("look")), box);
 
   let said = model.get("view").headline, timer;
@@ -503,13 +504,13 @@ function presenting(whole, box, el, enter, states, note, changed) {
     changed();
   });
   dialog.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") event.stopPropagation(); // or the notebook behind it would take the key
     const direction = { ArrowRight: 1, PageDown: 1, ArrowLeft: -1, PageUp: -1 }[event.key];
     if (!direction || !states.length || event.target.closest("input, select, [data-drag]")) return;
     event.preventDefault();
+    event.stopPropagation();
     const now = states.findIndex(({ input }) => input.checked);
     enter(now < 0 ? 0 : Math.min(states.length - 1, Math.max(0, now + direction)));
-  });
+  }, true);
   return () => dialog.remove();
 }
 
