@@ -18,7 +18,7 @@ VIRTUAL_GPU = ROOT / "virtualgpu"
 
 # Rooms on one line stand side by side: they do not import each other.
 HOUSE = """
-    lessons
+    lessons calls
     course
     sim capstone crash data
     machine notebook

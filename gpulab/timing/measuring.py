@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import statistics
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers
 from virtualgpu.units import duration_ms, durations_ms
 
+from ..calls import check_function, check_result
 from .clocks import clock_of
 
 _UNSTEADY = 0.2  # of the median, between the quartiles: reported from there on
@@ -131,7 +131,7 @@ def measure(
         pair.start()
         result = fn()
         pair.end()
-        _has_run(result)
+        check_result(result, "fn", "time")
         del result
         clock.synchronize()
         pair.idle()
@@ -143,47 +143,9 @@ def measure(
     return Timing(times, like.how, like.device, like.numbers, label, after)
 
 
-def check_function(fn: object, name: str, who: str) -> None:
-    """Raise TypeError, with a remedy, unless `fn` can be called without arguments."""
-    if not callable(fn):
-        raise TypeError(
-            f"{name} must be a function without arguments, not {fn!r:.60} ({type(fn).__name__}): it looks as if the "
-            f"function was called before {who} could call it; write {who}(lambda: step(x)), not {who}(step(x))"
-        )
-    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise TypeError(
-            f"{name} is a coroutine or generator function: calling it runs nothing of its body; give {who} a function "
-            "that runs it to the end, such as lambda: list(fn())"
-        )
-    try:
-        inspect.signature(fn).bind()
-    except ValueError:
-        pass  # written in C, without a signature: the call will tell
-    except TypeError as error:
-        raise TypeError(
-            f"{name} must be callable without arguments ({error}); wrap it: {who}(lambda: {_name(fn)}(x))"
-        ) from None
-
-
 def check_count(name: str, value: object, least: int) -> None:
     """Raise TypeError or ValueError unless `value` is a whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number from {least} on, not {value!r}")
     if value < least:
         raise ValueError(f"{name} must be a whole number from {least} on, not {value!r}")
-
-
-def _name(fn: object) -> str:
-    name = getattr(fn, "__name__", "fn")
-    return name if name.isidentifier() else "fn"
-
-
-def _has_run(result: object) -> None:
-    if inspect.isgenerator(result) or inspect.iscoroutine(result) or inspect.isasyncgen(result):
-        kind = "generator" if inspect.isgenerator(result) else "coroutine"
-        if not inspect.isasyncgen(result):
-            result.close()  # else Python warns that it was never awaited
-        raise TypeError(
-            f"fn gave a {kind}, whose body has not run: there is nothing to time; run it to the end inside fn, such as "
-            + ("lambda: list(batches())" if kind == "generator" else "lambda: asyncio.run(step())")
-        )

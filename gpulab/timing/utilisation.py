@@ -16,7 +16,8 @@ from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers
 from virtualgpu.units import three_figures
 
-from .measuring import Timing, check_function
+from ..calls import check_function
+from .measuring import Timing
 from .rates import Time, positive, seconds
 from .stopwatch import Timer
 

@@ -80,6 +80,24 @@ def find_gpus(device: Any) -> list[Gpu]:
     return [Gpu(index, *rest)]
 
 
+def one_gpu(device: DeviceLike, who: str, *, only: str = "") -> Gpu:
+    """Return the GPU `device`, the current one for None; `who` names the caller in errors.
+
+    Raises RuntimeError without such a GPU, or if it is not of the type `only`; TypeError and ValueError for what names
+    no GPU, or several.
+    """
+    found = parse_device(device)
+    if found == "all":
+        raise ValueError(f'{who} looks at one GPU, so device must not be "all"; call it for each GPU')
+    gpus = find_gpus(found)
+    if not gpus:
+        which = "no GPU" if found is None else f"no GPU {str(found)!r}"
+        raise RuntimeError(f"{who} needs a GPU, and there is {which} here: gpulab.setup() gives you a virtual GPU")
+    if only and gpus[0].type != only:
+        raise RuntimeError(f"{who} needs a GPU of type {only!r}, not {gpus[0].type!r}: PyTorch offers it there alone")
+    return gpus[0]
+
+
 def _range(type_: str, count: int) -> str:
     return f"the only GPU is {type_}:0" if count == 1 else f"there are {count} GPUs, {type_}:0 to {type_}:{count - 1}"
 

@@ -136,7 +136,7 @@ class Memory:
 
     def _cuda_getMemoryFraction(self, index: int) -> float:
         with self._drained(index) as device:
-            return self._fractions.get(device.index, 1.0)
+            return self._fractions.get(device.index, self.gpu.settings.per_process_memory_fraction)
 
     def _cuda_getAllocatorBackend(self) -> str:
         return "native"
