@@ -4,10 +4,12 @@
     with timing.Timer() as t: ...               # one stretch of code: t.ms on the GPU, t.host_ms on the host
     timing.throughput(len(x), took, "images")   # per second
     timing.mfu(timing.flops(step), took, "fp16")
+    timing.syncs(lambda: step(x))               # where the host waits for the GPU
     with timing.trace("step.json"): ...         # a Chrome trace
     timing.merge_traces(files, "step.json")     # the ranks' traces as one
 
-The times come from PyTorch's events, and say whether they are measured or virtual.
+The times come from PyTorch's events or its profiler, or from a virtual GPU's clock, and say whether they are
+measured or virtual.
 """
 
 from .measuring import Timing, measure
@@ -16,9 +18,12 @@ from .rates import Throughput, throughput
 from .stopwatch import Timer
 from .tracing import trace
 from .utilisation import MFU, TooFast, flops, mfu
+from .waits import Sync, Syncs, syncs
 
 __all__ = [
     "MFU",
+    "Sync",
+    "Syncs",
     "Throughput",
     "Timer",
     "Timing",
@@ -27,6 +32,7 @@ __all__ = [
     "measure",
     "merge_traces",
     "mfu",
+    "syncs",
     "throughput",
     "trace",
 ]
