@@ -4,6 +4,7 @@
     with timing.Timer() as t: ...               # one stretch of code: t.ms on the GPU, t.host_ms on the host
     timing.throughput(len(x), took, "images")   # per second
     timing.mfu(timing.flops(step), took, "fp16")
+    timing.operations(lambda: step(x))          # a table: what took how long on the GPU, and what bounds it
     timing.syncs(lambda: step(x))               # where the host waits for the GPU
     with timing.trace("step.json"): ...         # a Chrome trace
     timing.merge_traces(files, "step.json")     # the ranks' traces as one
@@ -14,6 +15,7 @@ measured or virtual.
 
 from .measuring import Timing, measure
 from .merging import merge_traces
+from .operation_table import Operation, Operations, operations
 from .rates import Throughput, throughput
 from .stopwatch import Timer
 from .tracing import trace
@@ -22,6 +24,8 @@ from .waits import Sync, Syncs, syncs
 
 __all__ = [
     "MFU",
+    "Operation",
+    "Operations",
     "Sync",
     "Syncs",
     "Throughput",
@@ -32,6 +36,7 @@ __all__ = [
     "measure",
     "merge_traces",
     "mfu",
+    "operations",
     "syncs",
     "throughput",
     "trace",
