@@ -6,6 +6,7 @@
     timing.mfu(timing.flops(step), took, "fp16")
     timing.operations(lambda: step(x))          # a table: what took how long on the GPU, and what bounds it
     timing.syncs(lambda: step(x))               # where the host waits for the GPU
+    timing.timeline(lambda: step(x))            # a picture: the host, and below it each stream, in ms
     with timing.trace("step.json"): ...         # a Chrome trace
     timing.merge_traces(files, "step.json")     # the ranks' traces as one
 
@@ -13,6 +14,7 @@ The times come from PyTorch's events or its profiler, or from a virtual GPU's cl
 measured or virtual.
 """
 
+from .lanes import Timeline, timeline
 from .measuring import Timing, measure
 from .merging import merge_traces
 from .operation_table import Operation, Operations, operations
@@ -29,6 +31,7 @@ __all__ = [
     "Sync",
     "Syncs",
     "Throughput",
+    "Timeline",
     "Timer",
     "Timing",
     "TooFast",
@@ -39,5 +42,6 @@ __all__ = [
     "operations",
     "syncs",
     "throughput",
+    "timeline",
     "trace",
 ]
