@@ -39,6 +39,15 @@ print(timing.mfu(timing.flops(lambda: a @ a), 1e-6, "fp16"))
 for direction in ("h2d", "d2h", "d2d"):
     found = transfers.measure((1000, 2000), direction, repeat=2)
     print(found.route, found.gpu, found.numbers, [len(series.copies) for series in found.series])
+
+def reads():
+    for _ in range(3):
+        a.sum().item()
+    torch.cuda.synchronize()
+    a.to("cpu")
+
+found = timing.syncs(reads)
+print([(row.call, row.count, row.ms) for row in found], len(found), torch.cuda.get_sync_debug_mode())
 """
 
 
@@ -50,7 +59,8 @@ def test_a_real_gpu_is_asked_in_pytorchs_own_way(tmp_path):
         environment = stand_in.environment(stand_in.build(tmp_path), "8.0") | {"OMP_NUM_THREADS": "1"}
     finally:
         sys.path.remove(str(TOOLS))
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "script.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -61,4 +71,6 @@ def test_a_real_gpu_is_asked_in_pytorchs_own_way(tmp_path):
         "CPU to cuda:0 NVIDIA A100-SXM4-80GB measured [2, 2]",
         "cuda:0 to CPU NVIDIA A100-SXM4-80GB measured [2, 2]",
         "within cuda:0 NVIDIA A100-SXM4-80GB measured [2]",
+        # PyTorch does not warn of synchronize.
+        "[('.item()', 3, None), ('.to()', 1, None)] 4 0",
     ]
