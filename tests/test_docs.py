@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gpulab import course
+from virtualgpu.gpus.specs import spec
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -166,6 +167,25 @@ def test_a_row_is_understood_without_its_neighbour(cells):
     assert not re.match(r"the same\b|as above|see above", " ".join(cells[1:]).lower())
 
 
+GPUS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in (DOCS / "cards.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| `")
+]
+
+
+@pytest.mark.parametrize("cells", GPUS, ids=[cells[0] for cells in GPUS])
+def test_the_table_of_gpus_is_what_the_virtual_gpu_computes_with(cells):
+    gpu = spec(cells[0].strip("`"))
+    newest = [form for form, first in (("bf16", (8, 0)), ("fp8", (8, 9)), ("fp4", (10, 0))) if gpu.capability >= first]
+    numbers = [gpu.memory_gb, gpu.bandwidth_gbps, *(gpu.tflops[form] for form in ("fp32", "tf32", "fp16"))]
+    link = gpu.gpu_link and gpu.gpu_link.both_ways_gbps
+    expected = ["–" if number is None else f"{number:g}" for number in (*numbers, gpu.watts, link)]
+    assert [*cells[1:6], *cells[7:9]] == expected
+    assert cells[6] == (newest or ["fp16"])[-1]
+    assert all(piece in gpu.source for piece in cells[9].split("; "))
+
+
 # What to try when memory runs out, by what it costs: the lecture, the checklist and the interview say one order.
 REMEDIES = (
     "garbage",
@@ -290,6 +310,25 @@ READ = [
     *sorted((ROOT / "lessons").glob("*/*.py")),
     *sorted((ROOT / "lessons").glob("*/quiz.toml")),
 ]
+
+
+def anchors(path):
+    """The names by which GitHub links to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [path for path in READ if path.suffix in (".md", ".py")], ids=lambda page: page.name)
+def test_a_link_leads_to_a_file_and_heading_that_are_there(page):
+    folder = ROOT / "notebooks" if page.suffix == ".py" else page.parent  # lectures are read as notebooks
+    for target in re.findall(
+        r"\]\((?!\w+:)([^()\s]+\.(?:md|ipynb|py)(?:#[^()\s]+)?|#[^()\s]+)\)", page.read_text("utf-8")
+    ):
+        name, _, anchor = target.partition("#")
+        path = folder / name if name else page
+        assert path.exists(), target
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), target
 
 
 def addresses(text):
