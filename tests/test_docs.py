@@ -46,7 +46,7 @@ def rows(page):
     for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
         if heading := re.match(r"## (\d\d) ·", line):
             number = heading[1]
-        elif line.startswith("| ") and not line.startswith(("| you will read", "| message")):
+        elif line.startswith("| ") and not line.startswith(("| the web says", "| message")):
             found.append((number, [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]))
     return found
 
@@ -65,13 +65,13 @@ def test_there_are_myths_of_every_lesson_that_is_written():
 
 
 @pytest.mark.parametrize(("number", "cells"), MYTHS, ids=[cells[0][:50] for _, cells in MYTHS])
-def test_a_myth_has_source_verdict_and_a_section_that_tests_it(number, cells):
-    claim, source, verdict, tested, instead = cells
-    assert all((claim, verdict, instead))
-    assert re.fullmatch(r"00[0-4](, 00[0-4])*|web", source), source
+def test_a_myth_says_what_holds_and_where_it_is_tested(number, cells):
+    claim, holds, tested = cells
+    assert claim
+    assert holds
     headings, _ = notebook(number)
     sections = re.findall(r"\*([^*]+)\*", tested)
-    assert sections, f"no section in {tested!r}"
+    assert sections or tested == "[Which GPU?](cards.md)", f"no section in {tested!r}"
     for section in sections:
         assert any(flat(heading).startswith(flat(section)) for heading in headings), section
 
