@@ -45,8 +45,8 @@ def test_the_readme_of_the_course_has_the_marks_in_order_and_six_lines_between_t
     assert 0 < begin < end
     lines = text[begin + len(accuracy.BEGIN) : end].splitlines()
     assert len(lines) == 6
-    for path in filter(lambda path: predict.is_of_a_gpu(predict.load(path)), predict.recordings()):
-        name = predict.load(path)["device"]["name"]
+    recordings = map(accuracy.predict.load, accuracy.predict.recordings())
+    for name in [one["device"]["name"] for one in recordings if accuracy.predict.is_of_a_gpu(one)]:
         (line,) = [line for line in lines if line.startswith(f"- {name}: reserved memory")]
         assert "step time" in line
 
