@@ -329,7 +329,8 @@ class TestTouched:
 
     def after(self, sim, command):
         """The simulator after a click, as front.js makes it of `data-add` and `data-after`."""
-        (found,) = [e for e in ET.fromstring(sim.picture.inner()).iter() if e.get("data-after")]
+        groups = [e for e in ET.fromstring(sim.picture.inner()).iter() if e.get("data-after")]
+        (found,) = [e for e in groups if any(inner.get("data-add") == command for inner in e.iter())]
         before, values = json.loads(found.get("data-after"))
         sim.set(script="; ".join(filter(None, (before, json.loads(command)[1]))), **values)
         return sim.result
