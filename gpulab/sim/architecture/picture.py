@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, boxes, key, length, line, marks, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, Picture, bar, boxes, line, marks, rect, text
 
+from ..base.scene import END, Box, fitted, keys, note, picture, pointer
 from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, many, percent
 from .model import FRAMES, WARP, Kernel
 
-Box: TypeAlias = tuple[float, float, float, float]
-WIDTH, HEIGHT = 860.0, 418.0
-RIGHT = WIDTH - MARGIN
 MAP_RIGHT, MAP_TOP, MAP_BOTTOM = 424.0, 40.0, 262.0
 CLOSE_LEFT = 448.0
 CHART_TOP, CHART_BOTTOM = 308.0, 392.0
@@ -22,8 +19,7 @@ CHART_TOP, CHART_BOTTOM = 308.0, 392.0
 
 def draw(kernel: Kernel) -> Picture:
     """All SMs, one of them close up, and the waves of the whole kernel."""
-    body = [*_map(kernel), *_close_up(kernel), *_waves(kernel)]
-    return Picture(WIDTH, HEIGHT, kernel.finding, kernel.describe(), tuple(body))
+    return picture(kernel, 418.0, _map(kernel), _close_up(kernel), _waves(kernel))
 
 
 def _map(kernel: Kernel) -> list[str]:
@@ -39,7 +35,7 @@ def _map(kernel: Kernel) -> list[str]:
         _lane_key(MARGIN, 32, "lane at work" if with_lanes else "share of lanes at work", busy=True),
         _lane_key(150, 32, "idle lane", busy=False) if with_lanes else "",
         *_without([(262, 21, 16, 12)]),
-        text(284, 32, "SM without blocks", size=SMALL, fill=MUTED),
+        note(284, 32, "SM without blocks"),
     ]
     full: list[Box] = []
     empty: list[Box] = []
@@ -52,7 +48,7 @@ def _map(kernel: Kernel) -> list[str]:
         if with_lanes:
             named = high >= 40
             top, room = y + (20 if named else 3), high - (24 if named else 6)
-            body += [text(x + 7, y + 17, f"SM {sm + 1}", size=SMALL, fill=MUTED)] if named else []
+            body += [note(x + 7, y + 17, f"SM {sm + 1}")] if named else []
             body += _lane_rows(
                 kernel, working[sm], x + 7, top, pitch, min(room / kernel.rows_of_lanes, 84), gap=pitch // 5 + 1
             )
@@ -64,7 +60,7 @@ def _map(kernel: Kernel) -> list[str]:
     for sm in range(kernel.sms):
         tile = (MARGIN + sm % across * wide, MAP_TOP + sm // across * high, wide, high)
         if sm + 1 == kernel.look:
-            drawn.append(rect(*tile).replace("/>", f' stroke="{VERMILLION}" stroke-width="3"/>'))
+            drawn.append(rect(*tile, stroke=VERMILLION, edge=3))
         drawn.append(clickable(grasp(*tile), f"SM {sm + 1}", look=sm + 1))
     return drawn
 
@@ -100,9 +96,7 @@ def _lane_rows(
 
 def _lane_key(x: float, y: float, words: str, *, busy: bool) -> str:
     high = 12 if busy else 4
-    return marks(x, y - high + 1, 1, pitch=10, height=high, fill=ORANGE if busy else MUTED) + text(
-        x + 14, y, words, size=SMALL, fill=MUTED
-    )
+    return marks(x, y - high + 1, 1, pitch=10, height=high, fill=ORANGE if busy else MUTED) + note(x + 14, y, words)
 
 
 SLOT, SLOTS_ACROSS = 22.0, 16
@@ -117,7 +111,7 @@ def _close_up(kernel: Kernel) -> list[str]:
     )
     body = [
         text(CLOSE_LEFT, 14, words, weight="bold"),
-        rect(CLOSE_LEFT, 24, RIGHT - CLOSE_LEFT, MAP_BOTTOM - 24, stroke=INK),
+        rect(CLOSE_LEFT, 24, END - CLOSE_LEFT, MAP_BOTTOM - 24, stroke=INK),
         *_lane_rows(kernel, kernel.working[kernel.look - 1], CLOSE_LEFT + 14, 30, 11, 16, gap=2),
     ]
     top = 34 + 16 * kernel.rows_of_lanes
@@ -160,10 +154,10 @@ def _close_up(kernel: Kernel) -> list[str]:
         sample = (CLOSE_LEFT + 14, y - 11.0, 16.0, 12.0)
         body += [boxes([sample], fill=fill, stroke=INK), *(_hollow([sample]) if state == "ready" else ())]
         words = f"{states.count(state)} {state}{meaning}"
-        body.append(text(CLOSE_LEFT + 36, y, words, size=SMALL, fill=MUTED))
+        body.append(note(CLOSE_LEFT + 36, y, words))
     y = MAP_BOTTOM - 10
     body.append(boxes([(CLOSE_LEFT + 290, y - 5, 8, 0.8)], fill=MUTED))
-    body.append(text(CLOSE_LEFT + 304, y, "free", size=SMALL, fill=MUTED))
+    body.append(note(CLOSE_LEFT + 304, y, "free"))
     return body
 
 
@@ -174,14 +168,13 @@ def _hollow(slots: Iterable[Box]) -> list[str]:
 
 def _waves(kernel: Kernel) -> list[str]:
     """Time to the right: how many of the places have a block, and how much of the lanes' time is used."""
-    high, unit = CHART_BOTTOM - CHART_TOP, (RIGHT - MARGIN) / kernel.clocks
+    high, unit = CHART_BOTTOM - CHART_TOP, (END - MARGIN) / kernel.clocks
     words = f"{many(kernel.clocks, 'clock')} (virtual), lanes at work {percent(kernel.busy)}"
+    at_work = ("lanes at work", ORANGE, True)
     body = [
         text(MARGIN, CHART_TOP - 12, words, weight="bold"),
-        key(458, CHART_TOP - 12, "places with a block", fill=SKY),
-        key(622, CHART_TOP - 12, "lanes at work", fill=ORANGE, hatched=True),
-        key(744, CHART_TOP - 12, "no block", fill=RULE),
-        rect(MARGIN, CHART_TOP, RIGHT - MARGIN, high, fill=RULE),
+        *keys(END, CHART_TOP - 12, ("places with a block", SKY), at_work, ("no block", RULE), ends=True),
+        rect(MARGIN, CHART_TOP, END - MARGIN, high, fill=RULE),
     ]
     for index, wave in enumerate(kernel.waves):
         x, wide = MARGIN + wave.start * unit, wave.clocks * unit
@@ -191,14 +184,12 @@ def _waves(kernel: Kernel) -> list[str]:
         body.append(line(x, CHART_TOP, x, CHART_BOTTOM, stroke=INK))
         blocks = f"wave {index + 1}: {many(wave.blocks, 'block')}"
         whole = f"{blocks} in {kernel.places:,} places"
-        name = next((name for name in (whole, blocks, str(index + 1)) if length(name, SMALL) + 6 < wide), "")
-        if name:
-            body.append(text(x + wide / 2, CHART_BOTTOM + 16, name, size=SMALL, fill=MUTED, anchor="middle"))
+        body.append(fitted(x, wide, CHART_BOTTOM + 16, whole, blocks, str(index + 1), fill=MUTED))
     now = MARGIN + (kernel.clock + 0.5) * unit
     moment = [
         grasp(now - 12, CHART_TOP - 8, 24, high + 10),
         line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=VERMILLION, width=3),
-        shape([(now - 6, CHART_TOP - 8), (now + 6, CHART_TOP - 8), (now, CHART_TOP + 2)], fill=VERMILLION),
+        pointer(now, CHART_TOP + 2, fill=VERMILLION),
     ]
-    grip = Grip("frame", MARGIN + unit / 2, RIGHT - unit / 2, 0, min(kernel.clocks, FRAMES) - 1)
+    grip = Grip("frame", MARGIN + unit / 2, END - unit / 2, 0, min(kernel.clocks, FRAMES) - 1)
     return [*body, draggable("".join(moment), "Time in the kernel", grip)]
