@@ -1,5 +1,6 @@
 """What holds for every simulator; a new one is tested by being listed in `gpulab.sim.__all__`."""
 
+import dataclasses
 import functools
 import inspect
 import json
@@ -55,8 +56,9 @@ class TestEverySimulator:
             for value in ends(control):
                 sim = simulator()
                 asked = sim._asked | {control.name: value}
-                present = sim._within(asked)
-                check_picture(simulator.draw(simulator.model(**present)).text(note=simulator.leaves_out))
+                picture = simulator.draw(simulator.model(**sim._within(asked)))
+                check_picture(picture.text(note=simulator.leaves_out))
+                check_picture(living(picture).text())
 
     def test_the_picture_keeps_its_size(self, simulator):
         sizes = set()
@@ -82,6 +84,11 @@ class TestEverySimulator:
     def test_the_widget_view_stays_out_of_the_saved_sizes(self, simulator):
         bundle = simulator()._repr_mimebundle_()
         assert len(json.dumps(bundle)) < 70_000
+
+
+def living(picture: svg.Picture) -> svg.Picture:
+    """A still picture of all that a living page shows."""
+    return dataclasses.replace(picture, body=tuple(map(str, picture.body)))
 
 
 @functools.cache
@@ -119,6 +126,7 @@ class TestOverTheWholeRange:
         picture = simulator.draw(simulator.model(**data.draw(states.of(simulator))))
         document = picture.text(note=simulator.leaves_out)
         check_picture(document)
+        check_picture(living(picture).text())
         assert len(document) < 60_000
         room = picture.width - 2 * svg.MARGIN
         assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines

@@ -39,7 +39,6 @@ class Picture:
     desc: str
     body: tuple[str, ...]
     head_lines: int = 2  # room kept for the title, so that the picture does not jump when the words change
-    touched: tuple[str, ...] = ()  # as if they were `Live`
 
     def text(self, *, note: str = "", scale: float = 1.0) -> str:
         """The SVG document, `note` in small letters at its foot, `scale` times its size."""
@@ -63,7 +62,7 @@ class Picture:
         """The SVG of the body alone, without a size: for a page that shows the title itself and fits the picture in."""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" role="group" viewBox="0 0 {num(self.width)} {num(self.height)}"'
-            f' font-family="{FONT}">{"".join((*self.body, *self.touched))}</svg>'
+            f' font-family="{FONT}">{"".join(self.body)}</svg>'
         )
 
 

@@ -76,11 +76,6 @@ def carried(piece: str, x: float, y: float, width: float, height: float) -> str:
     return _marked(piece, {"drop": f"{x:g} {y:g} {width:g} {height:g}"})
 
 
-def live(piece: str) -> str:
-    """`piece` where a kernel is alive: a still picture does not show it."""
-    return f'<g class="gs-live" display="none">{piece}</g>'
-
-
 def grows(piece: str, start: str) -> str:
     """`piece` comes from its `start`, left or right, after a click in the picture."""
     return f'<g class="gs-grows" style="transform-box:fill-box;transform-origin:{start}">{piece}</g>'
