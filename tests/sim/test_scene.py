@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import pytest
@@ -114,7 +115,7 @@ def test_names_at_ends_are_in_order_apart_and_above_the_lowest(ends):
     found = [(float(y), name) for y, name in re.findall(r'y="([\d.]+)".*?>(\w)<', drawn)]
     assert [name for _, name in found] == sorted(ends, key=ends.get)
     places = [y for y, _ in found]
-    assert all(later - earlier >= 17 for earlier, later in zip(places, places[1:], strict=False))
+    assert all(later - earlier >= 17 for earlier, later in itertools.pairwise(places))
     assert places[-1] <= 103
 
 

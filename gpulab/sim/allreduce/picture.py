@@ -10,17 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import (
-    MARGIN,
-    Picture,
-    bar,
-    boxes,
-    dot,
-    polyline,
-    rect,
-    shape,
-    text,
-)
+from virtualgpu.pictures.svg import MARGIN, Picture, bar, boxes, dot, polyline, rect, shape, text
 
 from ..base.lanes import Axis, Stretch, cursor, inside, playhead, veil
 from ..base.scene import Plot, Scale, beside_ends, chip, note, picture, small

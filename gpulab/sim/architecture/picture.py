@@ -37,31 +37,26 @@ def _map(kernel: Kernel) -> list[str]:
         *_without([(262, 21, 16, 12)]),
         note(284, 32, "SM without blocks"),
     ]
+    corners = [(MARGIN + sm % across * wide, MAP_TOP + sm // across * high) for sm in range(kernel.sms)]
     full: list[Box] = []
     empty: list[Box] = []
     levels: list[Box] = []
-    for sm in range(kernel.sms):
-        x, y = MARGIN + sm % across * wide, MAP_TOP + sm // across * high
-        inner = (x + 1.5, y + 1.5, wide - 3, high - 3)
-        has_blocks = kernel.blocks_on(sm) > 0
-        (full if has_blocks else empty).append(inner)
+    for sm, (x, y) in enumerate(corners):
+        (full if kernel.blocks_on(sm) else empty).append((x + 1.5, y + 1.5, wide - 3, high - 3))
         if with_lanes:
             named = high >= 40
             top, room = y + (20 if named else 3), high - (24 if named else 6)
             body += [note(x + 7, y + 17, f"SM {sm + 1}")] if named else []
-            body += _lane_rows(
-                kernel, working[sm], x + 7, top, pitch, min(room / kernel.rows_of_lanes, 84), gap=pitch // 5 + 1
-            )
+            row = min(room / kernel.rows_of_lanes, 84)
+            body += _lane_rows(kernel, working[sm], x + 7, top, pitch, row, gap=pitch // 5 + 1)
         else:
             part = sum(working[sm]) / kernel.lanes * (high - 3)
             levels.append((x + 1.5, y + high - 1.5 - part, wide - 3, part))
     lay = [boxes(levels, fill=ORANGE), boxes(full, stroke=INK), *_without(empty)]
     drawn = [*lay, *body] if with_lanes else [*body, *lay]
-    for sm in range(kernel.sms):
-        tile = (MARGIN + sm % across * wide, MAP_TOP + sm // across * high, wide, high)
-        if sm + 1 == kernel.look:
-            drawn.append(rect(*tile, stroke=VERMILLION, edge=3))
-        drawn.append(clickable(grasp(*tile), f"SM {sm + 1}", look=sm + 1))
+    for sm, (x, y) in enumerate(corners, 1):
+        drawn += [rect(x, y, wide, high, stroke=VERMILLION, edge=3)] if sm == kernel.look else []
+        drawn.append(clickable(grasp(x, y, wide, high), f"SM {sm}", look=sm))
     return drawn
 
 
@@ -117,32 +112,21 @@ def _close_up(kernel: Kernel) -> list[str]:
     top = 34 + 16 * kernel.rows_of_lanes
     low = MAP_BOTTOM - 64
     high = min((low - top - 4) / -(-kernel.room // SLOTS_ACROSS) - 4, 116)
-    free: list[Box] = []
-    waiting: list[Box] = []
-    issuing: list[Box] = []
-    ready: list[Box] = []
-    for slot in range(kernel.room):
-        x = CLOSE_LEFT + 14 + slot % SLOTS_ACROSS * SLOT
-        y = top + 4 + slot // SLOTS_ACROSS * (high + 4)
-        if slot >= len(warps):
-            free.append((x + 5, y + high / 2, SLOT - 14, 0.8))
-        elif warps[slot].state == "issuing":
-            issuing.append((x, y - 3, SLOT - 4, high + 3))
-        else:
-            part = high * warps[slot].waited
-            (ready if states[slot] == "ready" else waiting).append((x, y + high - part, SLOT - 4, part))
-    outlines = [
-        (CLOSE_LEFT + 14 + slot % SLOTS_ACROSS * SLOT, top + 4 + slot // SLOTS_ACROSS * (high + 4), SLOT - 4, high)
-        for slot in range(len(warps))
-        if states[slot] != "issuing"
-    ]
+    rows = [divmod(slot, SLOTS_ACROSS) for slot in range(kernel.room)]
+    corners = [(CLOSE_LEFT + 14 + column * SLOT, top + 4 + row * (high + 4)) for row, column in rows]
+    taken = list(zip(corners, warps, strict=False))
+    others = [(x, y, warp) for (x, y), warp in taken if warp.state != "issuing"]
+    levels: dict[str, list[Box]] = {
+        state: [(x, y + high * (1 - w.waited), SLOT - 4, high * w.waited) for x, y, w in others if w.state == state]
+        for state in ("waiting", "ready")
+    }
     body += [
-        boxes(free, fill=MUTED),
-        boxes(waiting, fill=SKY),
-        boxes(ready, fill=GREEN),
-        *_hollow(ready),
-        boxes(outlines, stroke=INK),
-        boxes(issuing, fill=ORANGE, stroke=INK),
+        boxes(((x + 5, y + high / 2, SLOT - 14, 0.8) for x, y in corners[len(warps) :]), fill=MUTED),
+        boxes(levels["waiting"], fill=SKY),
+        boxes(levels["ready"], fill=GREEN),
+        *_hollow(levels["ready"]),
+        boxes(((x, y, SLOT - 4, high) for x, y, _ in others), stroke=INK),
+        boxes(((x, y - 3, SLOT - 4, high + 3) for (x, y), w in taken if w.state == "issuing"), fill=ORANGE, stroke=INK),
     ]
     said = {
         "issuing": (ORANGE, ": an instruction in this clock"),
@@ -153,8 +137,7 @@ def _close_up(kernel: Kernel) -> list[str]:
         y = MAP_BOTTOM - 46 + 18 * place
         sample = (CLOSE_LEFT + 14, y - 11.0, 16.0, 12.0)
         body += [boxes([sample], fill=fill, stroke=INK), *(_hollow([sample]) if state == "ready" else ())]
-        words = f"{states.count(state)} {state}{meaning}"
-        body.append(note(CLOSE_LEFT + 36, y, words))
+        body.append(note(CLOSE_LEFT + 36, y, f"{states.count(state)} {state}{meaning}"))
     y = MAP_BOTTOM - 10
     body.append(boxes([(CLOSE_LEFT + 290, y - 5, 8, 0.8)], fill=MUTED))
     body.append(note(CLOSE_LEFT + 304, y, "free"))

@@ -6,20 +6,7 @@ import math
 from collections.abc import Callable
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import (
-    MARGIN,
-    SMALL,
-    Picture,
-    bar,
-    key,
-    length,
-    letters,
-    line,
-    polyline,
-    rect,
-    shape,
-    text,
-)
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, letters, line, polyline, rect, shape, text
 
 from ..base.floats import FORMATS, TF32, weight
 from ..base.scene import END, WIDTH, Scale, arrow, diamond, line_key, note, picture, small

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import groupby
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import (
@@ -25,19 +26,11 @@ from virtualgpu.pictures.svg import (
     text,
 )
 
-from ..base.lanes import Axis, cursor, playhead, round_step
+from ..base.lanes import Axis, blocks, cursor, playhead, round_step
 from ..base.scene import END, Plot, Scale, between, keys, note, picture, pointer, small
 from ..base.touch import Grip, draggable, grasp
 from ..base.words import duration, percent, size
-from .model import (
-    CATEGORIES,
-    FRAMES,
-    Step,
-    in_last,
-    kept,
-    now_alive,
-    since,
-)
+from .model import CATEGORIES, FRAMES, Step, in_last, kept, now_alive, since
 
 STRIP, STRIP_HIGH = 26.0, 38.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 600.0, 128.0, 356.0  # of the curve
@@ -45,6 +38,7 @@ PANEL = 640.0
 BASE, HIGH = BOTTOM + 26, 66.0  # of the bars in the panel
 COLUMNS = 220  # of the curve at most
 STROKE = 7.0  # from one stroke of a hatched part to the next
+Column = tuple[float, tuple[int, ...]]  # where it ends, and its bytes by category
 FILLS = dict(zip(CATEGORIES, (SKY, RULE, GREEN, ORANGE, PURPLE, YELLOW), strict=True))
 
 
@@ -99,18 +93,12 @@ def _pointer(x: float, kind: str) -> str:
     return shape(under, fill=PAPER) + shape(corners, fill=INK)
 
 
-def _columns(step: Step) -> Iterator[tuple[float, float, tuple[int, ...]]]:
-    """Start, end and bytes by category along the curve: all moments, or the fullest of those in a column."""
-    scale = (RIGHT - LEFT) / step.seconds
-    if len(step.moments) <= COLUMNS:
-        for moment in step.moments:
-            yield LEFT + moment.start * scale, LEFT + (moment.start + moment.seconds) * scale, moment[4:]
-        return
-    each = -(-len(step.moments) // COLUMNS)
+def _columns(step: Step) -> Iterator[Column]:
+    """The curve: all moments, or the fullest of those in a column."""
+    axis, each = _axis(step), -(-len(step.moments) // COLUMNS)
     for first in range(0, len(step.moments), each):
         some = step.moments[first : first + each]
-        end = some[-1].start + some[-1].seconds
-        yield LEFT + some[0].start * scale, LEFT + end * scale, max((m[4:] for m in some), key=sum)
+        yield axis.x(some[-1].start + some[-1].seconds), max((moment[4:] for moment in some), key=sum)
 
 
 def _curve(step: Step) -> list[str]:
@@ -125,7 +113,7 @@ def _curve(step: Step) -> list[str]:
     for upto in range(len(CATEGORIES), 0, -1):  # each over the one before, so that only its own part is seen
         path = f"M{num(LEFT)} {num(BOTTOM)}"
         before = ""
-        for _, end, alive in columns:
+        for end, alive in columns:
             at = num(BOTTOM - sum(alive[:upto]) * high)
             path += f"V{at}H{num(end)}" if at != before else f"H{num(end)}"
             before = at
@@ -135,11 +123,11 @@ def _curve(step: Step) -> list[str]:
     return [*found, _strokes(columns, high), *_marks(step, high), *_phases(step)]
 
 
-def _strokes(columns: list[tuple[float, float, tuple[int, ...]]], high: float) -> str:
+def _strokes(columns: list[Column], high: float) -> str:
     """A second sign beside the colour of what layers keep inside."""
     below = CATEGORIES.index("inside layers")
     path, x = "", LEFT + STROKE
-    for _, end, alive in columns:
+    for end, alive in columns:
         while x < end:
             if alive[below]:
                 low, top = (BOTTOM - sum(alive[:upto]) * high for upto in (below, below + 1))
@@ -150,8 +138,7 @@ def _strokes(columns: list[tuple[float, float, tuple[int, ...]]], high: float) -
 
 def _marks(step: Step, high: float) -> list[str]:
     """The peak, the peak without checkpointing, and the moment that is looked at."""
-    scale = (RIGHT - LEFT) / step.seconds
-    x = LEFT + (step.peak.start + step.peak.seconds / 2) * scale
+    x = _axis(step).x(step.peak.start + step.peak.seconds / 2)
     y, plain = BOTTOM - step.peak.total * high, BOTTOM - step.plain_peak * high
     found = [
         # it moves with the slider, also within a layer's pass
@@ -167,22 +154,11 @@ def _marks(step: Step, high: float) -> list[str]:
 
 def _phases(step: Step) -> list[str]:
     """A band under the curve: backward in half its height, what is computed again in all of it."""
-    scale = (RIGHT - LEFT) / step.seconds
     found = [rect(LEFT, BOTTOM + 4, RIGHT - LEFT, 10, stroke=MUTED)]
+    runs = [(kind, list(run)) for kind, run in groupby(step.moments, key=lambda moment: moment.kind)]
     for kind, fill, high in (("recompute", VERMILLION, 10.0), ("backward", MUTED, 5.0)):
-        runs: list[list[float]] = []
-        for moment in step.moments:
-            if moment.kind == kind:
-                if runs and abs(runs[-1][1] - moment.start) < step.seconds * 1e-9:
-                    runs[-1][1] = moment.start + moment.seconds
-                else:
-                    runs.append([moment.start, moment.start + moment.seconds])
-        path = "".join(
-            f"M{num(LEFT + start * scale)} {num(BOTTOM + 14)}v-{num(high)}H{num(LEFT + end * scale)}v{num(high)}z"
-            for start, end in runs
-        )
-        if path:
-            found.append(f'<path d="{path}" fill="{fill}"/>')
+        stretches = [(run[0].start, run[-1].start + run[-1].seconds) for what, run in runs if what == kind]
+        found.append(blocks(_axis(step), stretches, BOTTOM + 14 - high, high, fill=fill))
     again = ("computed again (high)", VERMILLION)
     found += [
         note(LEFT, BOTTOM + 33, "0", anchor="middle"),

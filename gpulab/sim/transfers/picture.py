@@ -3,19 +3,7 @@
 from __future__ import annotations
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import (
-    MARGIN,
-    SMALL,
-    Live,
-    Picture,
-    bar,
-    code,
-    hatch,
-    line,
-    rect,
-    text,
-    wrap,
-)
+from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, code, hatch, line, rect, text, wrap
 
 from ..base.scene import END, WIDTH, arrow, chip, keys, named_bar, note, picture, small
 from ..base.touch import carried, clickable, command, grows
