@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 import json
 import math
 import os
@@ -91,6 +92,17 @@ def living(picture: svg.Picture) -> svg.Picture:
     return dataclasses.replace(picture, body=tuple(map(str, picture.body)))
 
 
+def test_drawing_loads_no_torch_and_no_widgets():
+    code = """
+import sys, gpulab
+for name in gpulab.sim.__all__:
+    getattr(gpulab.sim, name)().svg()
+print([name for name in ("torch", "ipywidgets", "matplotlib", "numpy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @functools.cache
 def elsewhere(hash_seed: int) -> dict[str, str]:
     """What each simulator is in another process."""
@@ -173,12 +185,13 @@ class TestBadValues:
     def test_are_named_with_what_would_be_right_and_change_nothing(self, simulator):
         sim = simulator()
         before = (sim.values, repr(sim))
-        for control in simulator.controls:
+        calls = {simulator._name(): simulator, f"{simulator._name()}.set": sim.set}
+        for control, (name, call) in itertools.product(simulator.controls, calls.items()):
             for value, error, message in wrong(control):
                 with pytest.raises(error) as caught:
-                    sim.set(**{control.name: value})
+                    call(**{control.name: value})
                 assert message in str(caught.value)
-                assert f"{simulator._name()}.set({control.name}=" in str(caught.value)
+                assert f"{name}({control.name}=" in str(caught.value)
         assert (sim.values, repr(sim)) == before
 
     def test_numbers_of_numpy_are_numbers(self, simulator):
