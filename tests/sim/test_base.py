@@ -346,6 +346,19 @@ class TestDrawingHelpers:
         first, last = svg.balance("one two three four five six", svg.length("one two three four five"))
         assert abs(len(first) - len(last)) <= 5
 
+    def test_a_living_piece_is_left_out_of_a_still_picture(self):
+        picture = svg.Picture(
+            200, 50, "Title", "What it shows", (svg.text(0, 9, "seen"), svg.Live(svg.rect(0, 0, 1, 1)))
+        )
+        still = svg.Picture(200, 50, "Title", "What it shows", picture.body[:1])
+        assert picture.text() == still.text()
+        assert picture.inner() == still.inner().replace("</svg>", f"{picture.body[1]}</svg>")
+
+    def test_a_rectangle_can_be_strong_pale_and_touched(self):
+        assert svg.rect(0, 0, 1, 1, stroke="#111111", edge=2).endswith('stroke="#111111" stroke-width="2"/>')
+        assert svg.rect(0, 0, 1, 1, opacity=0.6).endswith('fill="none" fill-opacity="0.6"/>')
+        assert svg.rect(0, 0, 1, 1, takes_pointer=True).endswith('fill="none" pointer-events="all"/>')
+
     def test_lecture_enlarges_the_picture_and_keeps_its_proportions(self):
         picture = svg.Picture(200, 50, "Title", "What it shows", ())
         small, large = (ET.fromstring(picture.text(scale=scale)) for scale in (1.0, 1.5))
