@@ -128,6 +128,32 @@ def test_a_source_that_cannot_be_built_says_where(course, old, new, message):
         build.parse(course)
 
 
+@pytest.mark.parametrize("old", ["    # TODO: return twice x", "    return 2 * x", 'print("done")'])
+def test_a_line_of_code_that_would_be_cut_at_the_right_is_none_to_build(course, old):
+    def columns(number):
+        return SOURCE.replace(old, f"{old}  #".ljust(number, "-"))
+
+    course.path.write_text(columns(100), encoding="utf-8")
+    build.parse(course)
+    course.path.write_text(columns(101), encoding="utf-8")
+    with pytest.raises(build.SourceError, match="a line of code has 101 columns, more than 100"):
+        build.parse(course)
+
+
+def test_a_line_of_text_may_be_long_because_it_wraps(course):
+    course.path.write_text(SOURCE.replace("What comes next.", "What comes next. " * 20), encoding="utf-8")
+    build.parse(course)
+
+
+def test_a_measurement_is_kept_where_only_the_layout_of_its_code_changes(course):
+    build.build(course)
+    saved = nbformat.read(course.notebook, as_version=4).cells[3].outputs
+    for new, kept in (("print(\n    time.perf_counter()  # now\n)", True), ("print(time.perf_counter(), 1)", False)):
+        course.path.write_text(SOURCE.replace("print(time.perf_counter())", new), encoding="utf-8")
+        build.build(course)
+        assert (nbformat.read(course.notebook, as_version=4).cells[3].outputs == saved) is kept
+
+
 def test_a_failing_cell_stops_the_build_and_leaves_the_old_notebook(course):
     build.build(course, force=False)
     before = course.notebook.read_bytes()
@@ -135,6 +161,16 @@ def test_a_failing_cell_stops_the_build_and_leaves_the_old_notebook(course):
     with pytest.raises(Exception, match="name 'y' is not defined"):
         build.build(course, force=False)
     assert course.notebook.read_bytes() == before
+
+
+def test_a_prediction_speaks_of_pages_that_do_not_fold_in_the_saved_page_only():
+    def shown(**data):
+        return build._clean(nbformat.v4.new_output("display_data", data=data)).data["text/plain"]
+
+    live = {"text/plain": "Predict: how many?", build.WIDGET_VIEW: {"model_id": "1"}}
+    assert shown(**live) == f"Predict: how many?\n{build.UNFOLDED}"
+    assert shown(**live | {"text/plain": "Question 1"}) == "Question 1"
+    assert shown(**{"text/plain": "Predict: how many?"}) == "Predict: how many?"
 
 
 def test_paths_of_this_machine_do_not_get_into_outputs():

@@ -38,11 +38,13 @@ from nbformat import NotebookNode
 from traitlets.config import Config
 
 from gpulab import capstone
+from gpulab.notebook.predict import UNFOLDED
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "virtual:T4"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 COVER = nbformat.v4.new_output("display_data")  # without data: it renders as nothing
+COLUMNS = 100  # of a line of code that JupyterLab shows at 1280 px without scrolling sideways: 107 less a margin
 FORM = "1"  # raise it when this file gives other notebooks for the same sources
 
 TAGS = {
@@ -117,6 +119,8 @@ def parse(source: Source) -> NotebookNode:
             cells[-1].metadata["nbgrader"] = _grading(name, solution="solution" in tags)
     if source.folder == "notebooks":
         predictions(cells, where.as_posix())  # a SourceError comes before anything is run
+    else:
+        _narrow(cells, where.as_posix())
     notebook: NotebookNode = nbformat.v4.new_notebook(cells=cells)
     notebook.nbformat_minor = 5
     notebook.metadata = NotebookNode(
@@ -125,6 +129,15 @@ def parse(source: Source) -> NotebookNode:
         language_info={"name": "python"},
     )
     return notebook
+
+
+def _narrow(cells: list[NotebookNode], where: str) -> None:
+    """SourceError where a line of code is cut at the right of a window; text wraps by itself."""
+    for cell in cells:
+        if cell.cell_type == "code":
+            for line in cell.source.splitlines():
+                if len(line) > COLUMNS:
+                    raise SourceError(f"{where}: a line of code has {len(line)} columns, more than {COLUMNS}: {line!r}")
 
 
 def predictions(cells: list[NotebookNode], where: str) -> list[tuple[str, list[NotebookNode]]]:
@@ -298,9 +311,10 @@ def _clean(output: NotebookNode) -> NotebookNode:
         output.traceback = [_without_paths(line) for line in output.traceback]
         output.evalue = _without_paths(output.evalue)
     else:
-        output.data.pop(WIDGET_VIEW, None)
+        widget = output.data.pop(WIDGET_VIEW, None)
         if "text/plain" in output.data:
-            output.data["text/plain"] = _without_paths(output.data["text/plain"])
+            text = _without_paths(output.data["text/plain"])
+            output.data["text/plain"] = f"{text}\n{UNFOLDED}" if widget and text.startswith("Predict: ") else text
     return output
 
 
@@ -317,8 +331,18 @@ def keep_host_dependent(notebook: NotebookNode, old: NotebookNode | None) -> Non
     kept: dict[str, Any] = {c.id: c for c in old.cells} if old else {}
     for cell in notebook.cells:
         before = kept.get(cell.id)
-        if "host-dependent" in cell.metadata.get("tags", []) and before and before.source == cell.source:
+        if "host-dependent" in cell.metadata.get("tags", []) and before and _same_code(before.source, cell.source):
             cell.outputs = before.outputs
+
+
+def _same_code(one: str, other: str) -> bool:
+    """Whether the two do the same: where lines are broken, and what comments say, makes no difference."""
+    if one == other:
+        return True
+    try:
+        return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+    except SyntaxError:  # a magic of IPython's
+        return False
 
 
 def keep_outputs(notebook: NotebookNode, old: NotebookNode) -> bool:

@@ -202,6 +202,7 @@ class TestForms:
         kind, data = attributes["src"].split(",", 1)
         assert kind == "data:image/svg+xml"
         assert ET.canonicalize(unquote(data)) == ET.canonicalize(kettle.svg())
+        assert "Run this cell to move it." in seen
         assert seen[-1] == repr(kettle)
 
 
