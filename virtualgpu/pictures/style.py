@@ -1,7 +1,7 @@
 """Visual style of the course: palette, matplotlib settings, scale for a lecture hall.
 
-A picture that is SVG follows the theme of the page that shows it (`svg.both_themes`); a matplotlib figure has its own
-white ground. Nothing is drawn here; `show` puts a finished matplotlib figure on the page with its alt text.
+A picture follows the theme of the page that shows it: SVG by `svg.both_themes`, a matplotlib figure by `figures`.
+Nothing is drawn here; `show` puts a finished matplotlib figure on the page with its alt text.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def use() -> None:
             "axes.titlelocation": "left",
             "axes.titlesize": 13,
             "axes.titleweight": "bold",
-            "figure.constrained_layout.h_pad": 0.1,  # inches of white around: the page may be dark
+            "figure.constrained_layout.h_pad": 0.1,  # inches of ground around: the page's may be another
             "figure.constrained_layout.use": True,
             "figure.constrained_layout.w_pad": 0.1,
             "figure.dpi": 100 * _scale,  # enlarges letters and lines together
@@ -110,8 +110,8 @@ def use() -> None:
 def show(figure: Figure, *, alt: str) -> None:
     """Put `figure` on the page once, with `alt` as the text of it, and close it.
 
-    The output is an HTML image: JupyterLab 4.6 and nbconvert 7.17 write no `alt` on an `image/png` output,
-    whatever its metadata say. In a terminal the alt text is printed.
+    The output is an HTML image, whose colours follow the page's theme: JupyterLab 4.6 and nbconvert 7.17 write no `alt`
+    on an `image/png` output, whatever its metadata say. In a terminal the alt text is printed.
     """
     from .display import show as display_text_and_page
 
@@ -127,12 +127,12 @@ def show(figure: Figure, *, alt: str) -> None:
 def _page(figure: Figure, alt: str) -> str:
     import base64
     import html
-    import io
 
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", metadata={"Software": None})
-    data = base64.b64encode(stream.getvalue()).decode("ascii")
-    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}" style="max-width:100%">'
+    from .figures import image
+
+    kind, content = image(figure)
+    data = base64.b64encode(content).decode("ascii")
+    return f'<img alt="{html.escape(alt)}" src="data:{kind};base64,{data}" style="max-width:100%">'
 
 
 def _close(figure: Figure) -> None:
