@@ -10,7 +10,7 @@ import io
 import re
 from typing import TYPE_CHECKING
 
-from .style import BLACK, BLUE, DARK, INK, MUTED, PAPER, RULE, SKY
+from .palette import BLACK, BLUE, DARK, INK, MUTED, PAPER, RULE, SKY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
