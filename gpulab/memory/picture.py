@@ -1,7 +1,7 @@
 """Draws a `MemoryCurve`, or a stretch of it: the tensors as bands under the curve, the phases by name, the peak.
 
-A band is as high as its tensor is large, and a colour is a line of code. Tensors that would be less than a pixel high or
-wide are drawn together, so that the picture of a run of any length is of about the same size.
+A band is as high as its tensor is large, and a colour is a line of code. Tensors that would be less than half a pixel
+high, or a pixel wide, are drawn together, so that the picture of a run of any length is of about the same size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .bands import Band, Stack, Stretch, stack
 WIDTH, LEFT, RIGHT = 860.0, 76.0, 842.0
 PLOT = 340.0  # pixels from zero to the top
 BANDS = 512  # at most: the largest; fewer if they would take more than MOST
-MOST = 80_000  # letters of SVG for the bands: in a notebook some 110 kB
+MOST = 60_000  # letters of SVG for the bands; the whole is then below 150 kB in a notebook
 COLUMNS = int(RIGHT - LEFT)
 FILLS = (SKY, ORANGE, GREEN, PURPLE, YELLOW, VERMILLION)
 ROWS, ROW = 3, 18.0  # of names above the plot; names without room are in the description alone
@@ -102,7 +102,7 @@ def _tensors(curve: MemoryCurve, scale: _Scale) -> Iterator[str]:
     if not curve.allocations:
         return
     pixel = (scale.last - scale.first) / (RIGHT - LEFT)
-    stretch = Stretch(scale.first, scale.last, scale.most / PLOT, pixel)
+    stretch = Stretch(scale.first, scale.last, 0.5 * scale.most / PLOT, pixel)
     most = BANDS
     while True:
         piled = stack(curve, stretch, most)
@@ -132,10 +132,11 @@ def _bands(curve: MemoryCurve, scale: _Scale, bands: list[Band]) -> list[str]:
 def _together(curve: MemoryCurve, scale: _Scale, piled: Stack) -> Iterator[str]:
     """The allocations without a band: those that are there throughout at the bottom, the others up to the curve."""
     corners = _steps(curve.allocated_bytes, scale)
-    path = f"M{num(corners[0][0])} {num(scale.bottom)}" + "".join(f"L{num(x)} {num(y)}" for x, y in corners)
+    path = f"M{num(LEFT)} {num(scale.bottom)}" + "".join(f"V{num(y)}H{num(x)}" for x, y in corners[1::2])
     area = f'<path d="{path}V{num(scale.bottom)}z" fill="{RULE}"/>'
     most = max((one.nbytes for one in piled.others), default=0)
-    yield _named(f"{count(len(piled.others), 'tensor')} too small or too short for a band, of {mib(most)} at most", area)
+    words = f"{count(len(piled.others), 'tensor')} too small or too short for a band, of {mib(most)} at most"
+    yield _named(words, area)
     if piled.base:
         size = sum(one.nbytes for one in piled.base)
         path = f"M{num(LEFT)} {num(scale.bottom)}V{num(scale.y(size))}H{num(RIGHT)}V{num(scale.bottom)}z"
@@ -156,7 +157,7 @@ def _within(phase: str | None) -> str:
 
 def _outline(band: Band, scale: _Scale) -> str:
     """The path around a band, of whole pixels across: its lower edge to the right, its upper edge back."""
-    last = dict((round(scale.x(point)), below) for point, below in band.steps)  # of steps in one column the last
+    last = {round(scale.x(point)): below for point, below in band.steps}  # of steps in one column the last
     steps, size = list(last.items()), band.allocation.nbytes
     ends = [*(x for x, _ in steps[1:]), round(scale.x(band.end))]
     there = "".join(f"V{num(scale.y(below))}H{x}" for (_, below), x in zip(steps, ends, strict=True))

@@ -22,7 +22,10 @@ def timeline(device: DeviceLike = None, *, label: str = "", max_events: int = 20
             loss = model(x).sum()
             t.mark("backward")
             loss.backward()
-        t                              # or t.show(); the data are in t.curve
+        t                              # or t.show(since="backward"); the data are in t.curve
+
+    The picture shows each large tensor as a band: point at it to read its size, its phases and the line that asked for
+    it. Drag over a stretch, or use the arrow keys and +, to see it larger.
 
     `device` is None (the current GPU), a number, a text such as "cuda:1" or a torch.device.
     It uses `torch.cuda.memory._record_memory_history`, for the block only unless it is on already. Recording costs some
@@ -72,14 +75,15 @@ class Timeline:
         if self._gpu is not None and in_force() is self._gpu.scope:
             self._readings.append(_Reading.now(self._gpu, name.strip()))
 
-    def show(self) -> None:
-        """Plot the curve; without one, print why."""
-        from . import picture
+    def show(self, *, since: str | None = None, until: str | None = None) -> None:
+        """Draw the curve; without one, print why. `since` and `until` are names of marks: what is between them is drawn,
+        from the first that is named `since` to the first after it that is named `until`."""
+        from .shown import show_curve
 
         if self._curve is None:
             print(self._why_not())
         else:
-            picture.show_plot(self._curve)
+            show_curve(self._curve, *_stretch(self._curve, since, until))
 
     def _ipython_display_(self) -> None:
         self.show()
@@ -197,6 +201,22 @@ def _curve(gpu: Gpu, readings: list[_Reading], replayed: Replayed | None, label:
         label=label,
         allocations=tuple(Allocation(life.size, life.born, life.freed, _line(life)) for life in lives),
     )
+
+
+def _stretch(curve: MemoryCurve, since: str | None, until: str | None) -> tuple[int, int]:
+    """Return the points of two marks by their names; those of the ends for None."""
+
+    def point(argument: str, name: str, after: int) -> int:
+        found = [mark.point for mark in curve.marks if mark.name == name and mark.point > after]
+        if not found:
+            names = ", ".join(dict.fromkeys(repr(mark.name) for mark in curve.marks if mark.point > after)) or "none"
+            where = "" if after < 0 else f" after {since!r}"
+            raise ValueError(f"show({argument}={name!r}): no mark has this name{where}; there are {names}")
+        return found[0]
+
+    first = 0 if since is None else point("since", since, -1)
+    last = len(curve.allocated_bytes) - 1 if until is None else point("until", until, -1 if since is None else first)
+    return first, last
 
 
 def _line(life: Life) -> str:
