@@ -1,4 +1,4 @@
-"""Shows the picture of a `MemoryCurve`: in a running notebook one to zoom into, elsewhere an image or its description."""
+"""Shows a `MemoryCurve`: in a running notebook as a picture to zoom into, elsewhere as an image or in words."""
 
 from __future__ import annotations
 

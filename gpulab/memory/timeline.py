@@ -76,8 +76,11 @@ class Timeline:
             self._readings.append(_Reading.now(self._gpu, name.strip()))
 
     def show(self, *, since: str | None = None, until: str | None = None) -> None:
-        """Draw the curve; without one, print why. `since` and `until` are names of marks: what is between them is drawn,
-        from the first that is named `since` to the first after it that is named `until`."""
+        """Draw the curve; without one, print why.
+
+        `since` and `until` are names of marks: drawn is what lies between the first that is named `since` and the first
+        after it that is named `until`. Raises ValueError for a name that no mark has.
+        """
         from .shown import show_curve
 
         if self._curve is None:
