@@ -52,7 +52,7 @@ class Answer:
         """A pattern of what stands behind the number where it is the answer: its unit, or what the question counts."""
         if self.unit in ("%", "per cent"):
             return PERCENT
-        if self.unit == "times" or re.search(r"how many times\b", self.question, re.IGNORECASE):
+        if self.unit == "times" or re.search(r"how (?:many times|often)\b", self.question, re.IGNORECASE):
             return TIMES
         if self.unit:
             return rf"{re.escape(self.unit.removesuffix('s'))}s?(?!\w)"
