@@ -268,9 +268,7 @@ for code, call in calls.items():
     copies += result is not x
     print(f"{code:<28} {'x itself' if result is x else 'a copy':<9} {taken:.0f} MiB taken ({gpu.numbers})")
     del result
-copies_guess.compare(
-    copies, because="A change of device, dtype or memory format copies, or copy=True; else you get the same object."
-)
+copies_guess.compare(copies, because="A change of device, dtype or memory format copies, and copy=True; the rest is x itself.")
 
 # %% tensor-explain [markdown]
 # That rule makes it safe to write `.to(device)` everywhere: the second call is free. It is also what makes one function
