@@ -163,6 +163,16 @@ def test_a_failing_cell_stops_the_build_and_leaves_the_old_notebook(course):
     assert course.notebook.read_bytes() == before
 
 
+def test_a_prediction_speaks_of_pages_that_do_not_fold_in_the_saved_page_only():
+    def shown(**data):
+        return build._clean(nbformat.v4.new_output("display_data", data=data)).data["text/plain"]
+
+    live = {"text/plain": "Predict: how many?", build.WIDGET_VIEW: {"model_id": "1"}}
+    assert shown(**live) == f"Predict: how many?\n{build.UNFOLDED}"
+    assert shown(**live | {"text/plain": "Question 1"}) == "Question 1"
+    assert shown(**{"text/plain": "Predict: how many?"}) == "Predict: how many?"
+
+
 def test_paths_of_this_machine_do_not_get_into_outputs():
     text = (
         "/tmp/ipykernel_12/34.py:1: \x1b[39m~/.venv/lib/python3.12/site-packages/torch/a.py C:\\v\\site-packages\\b.py"

@@ -38,6 +38,7 @@ from nbformat import NotebookNode
 from traitlets.config import Config
 
 from gpulab import capstone
+from gpulab.notebook.predict import UNFOLDED
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "virtual:T4"
@@ -310,9 +311,10 @@ def _clean(output: NotebookNode) -> NotebookNode:
         output.traceback = [_without_paths(line) for line in output.traceback]
         output.evalue = _without_paths(output.evalue)
     else:
-        output.data.pop(WIDGET_VIEW, None)
+        widget = output.data.pop(WIDGET_VIEW, None)
         if "text/plain" in output.data:
-            output.data["text/plain"] = _without_paths(output.data["text/plain"])
+            text = _without_paths(output.data["text/plain"])
+            output.data["text/plain"] = f"{text}\n{UNFOLDED}" if widget and text.startswith("Predict: ") else text
     return output
 
 

@@ -202,6 +202,7 @@ class TestForms:
         kind, data = attributes["src"].split(",")
         assert kind == "data:image/svg+xml;base64"
         assert base64.b64decode(data).decode() == kettle.svg()
+        assert "Run this cell to move it." in seen
         assert seen[-1] == repr(kettle)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from virtualgpu.pictures import display, style
+from virtualgpu.pictures.asleep import UNRUN
 from virtualgpu.pictures.svg import Picture
 
 from .controls import Choice, Control, Flag, Limit, Play, Script, Slider
@@ -143,7 +144,7 @@ class Simulator(Generic[R]):
         data = base64.b64encode(self.svg().encode()).decode("ascii")
         alt = html.escape(f"{self.picture.title}. {self.picture.desc}")
         return (
-            f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}" style="max-width:100%">'
+            f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}" style="max-width:100%">{UNRUN}'
             f"<details><summary>The same as text</summary><pre>{html.escape(repr(self))}</pre></details>"
         )
 
