@@ -141,7 +141,8 @@ class Simulator(Generic[R]):
     def _still(self) -> str:
         """Picture and table as a page for readers without a kernel, where an SVG output would have no alt text."""
         return (
-            image(self.svg(), f"{self.picture.title}. {self.picture.desc}") + UNRUN
+            image(self.svg(), f"{self.picture.title}. {self.picture.desc}")
+            + UNRUN
             + f"<details><summary>The same as text</summary><pre>{html.escape(repr(self))}</pre></details>"
         )
 
