@@ -156,7 +156,8 @@ class TestFindings:
 
     def test_where_the_formula_is_no_longer_near(self):
         run = at(checkpoint=1800, between=1, restart=0, interval=10)
-        assert "√" not in draw(run).text()
+        assert "min = √" not in draw(run).text()
+        assert "min = √(2 · checkpoint · between)" in draw(at(interval=44)).text()
         assert "every 42 min" in run.finding
 
     def test_never(self):
