@@ -19,7 +19,6 @@ import matplotlib.pyplot as plt
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import gpulab
@@ -31,6 +30,7 @@ gpu = gpulab.setup()
 #
 # Somebody wrote GPT-2 by hand, trained it on one A100, and then changed one thing after the other. Each dot is the same
 # training: the same model, the same batch of 8 texts.
+
 
 # %% series
 def draw(memory, speed, title, unit):
@@ -52,21 +52,14 @@ gib = {row.setting: row.value for row in rows if row.unit == "reserved GiB"}
 speed = {row.setting: row.value for row in rows if row.unit == "tokens/s"}
 draw(gib, speed, "One GPT-2: 7 times as fast in a quarter of the memory", "GiB (recorded)")
 
-# %% series-plot
-rows = gpulab.data.trainings("rasbt gpt2 by hand")
-gib = {row.setting: row.value for row in rows if row.unit == "reserved GiB"}
-speed = {row.setting: row.value for row in rows if row.unit == "tokens/s"}
-del gib["mask on the fly"], speed["mask on the fly"]  # changed nothing
-axes = {"xlabel": "memory reserved, GiB (recorded)", "ylabel": "tokens/s (recorded)"}
-draw(gib, speed, title="One GPT-2: 7 times as fast in a quarter of the memory", **axes)
-
 # %% series-text [markdown]
-# Up is faster, left is smaller. Most steps go both ways. TF32 and 16-bit weights are lesson 07's. You will meet the
-# others here: an optimizer in one kernel, operations that write less, attention that is never written down.
+# Up is faster, left is smaller. Most steps go both ways. TF32 and 16-bit weights are lesson 07's; the others you meet
+# here: an optimizer in one kernel, operations that write less, attention that is never written down.
 #
 # One remedy is not in the picture, because it goes left and *down*. Backward needs what forward computed, the
-# *activations*. **Activation checkpointing** throws them away, and computes them again when backward comes. Here is
-# the model to try it on: eight blocks of a GPT, as in lesson 04.
+# *activations*. **Activation checkpointing** throws them away, and computes them again when backward comes. We try it on
+# eight blocks of a GPT, as in lesson 04.
+
 
 # %% model
 class Block(nn.Module):
@@ -105,15 +98,11 @@ def build(batch, run, optimizer=torch.optim.AdamW, make=gpt, tokens=512):
 
     return step
 
-# %% plan-text [markdown]
-# `gpulab.plan` runs such a step on a virtual GPU, with shapes and no values: the bytes are exact, the times a model's.
-# So these numbers are *virtual* on every machine. They are for a T4; put the name of your own GPU there.
-#
-# The obvious way to checkpoint is to wrap the model: `checkpoint(model, x, use_reentrant=False)`. Now forward keeps
-# nothing but the input. How high is the peak of the whole step, in per cent of the peak without checkpointing?
 
-# %% question-predict
-peak_guess = gpulab.predict("Peak with the whole model in one checkpoint, against none", unit="%")
+# %% plan-text [markdown]
+# `gpulab.plan` runs this step with shapes and no values, here for a T4: bytes are exact, times are a model's. So these
+# numbers are *virtual* on every machine. Put the name of your own GPU there, if you like.
+
 
 # %% plan
 def planned(run, *more, batch=8, **options):
@@ -127,6 +116,15 @@ def show(plans):
         numbers = [f"{part / 2**20:8,.0f}" for part in (*parts, found.peak_allocated)]
         print(f"{name:<28}", *numbers, f"{found.step_ms:8.1f}")
 
+
+# %% question-ask [markdown]
+# The obvious way to checkpoint is to wrap the model: `checkpoint(model, x, use_reentrant=False)`. Now forward keeps
+# nothing but the input. How high is the peak of the whole step, in per cent of the peak without checkpointing?
+
+# %% question-predict
+peak_guess = gpulab.predict("Peak with the whole model in one checkpoint, against none", unit="%")
+
+
 # %% question-answer
 def plain(model, x):
     return model(x)
@@ -138,13 +136,13 @@ def one_segment(model, x):
 
 plans = {"no checkpointing": planned(plain), "one segment": planned(one_segment)}
 show(plans)
-why = "Before backward can begin, the whole model is computed again, and now everything is kept."
 before, after = (found.peak_allocated for found in plans.values())
-peak_guess.compare(round(100 * after / before), "virtual", because=why)
+peak_guess.compare(round(100 * after / before), "virtual", because="Backward needs all of it.")
 
 # %% bars-text [markdown]
-# A segment is what one `checkpoint` wraps. When is the *inside* of each block in memory? Forward takes one unit of time
-# for each block, backward two. Count how many bars lie above each other.
+# A *segment* is what one `checkpoint` wraps. To begin backward in a segment, PyTorch computes the whole segment again,
+# and now everything inside is kept, since backward is about to use it. The bars show when the inside of each block is in
+# memory. Forward takes one unit of time for each block, backward two.
 
 # %% bars
 figure, panels = plt.subplots(1, 3, figsize=(9.6, 2.7), sharey=True)
@@ -160,7 +158,8 @@ gpulab.style.show(figure, alt="Bars over time: 8, 4 and 1 of eight blocks are ke
 # One segment at a time comes back. So make the segments small.
 #
 # **Your turn** · 3 minutes. Change `in_segments`, so that the peak of the step falls below 60 %, and the gradients stay
-# what they are.
+# what they are. `model` is an `nn.Sequential` of eight blocks.
+
 
 # %% turn tags=["your-turn"]
 def in_segments(model, x):
@@ -183,7 +182,8 @@ gpulab.turn.in_segments(in_segments)
 # is the step?
 
 # %% again-predict
-time_guess = gpulab.predict("How much longer is a step with eight segments than one without?", unit="%")
+time_guess = gpulab.predict("How much longer does a step with eight segments take?", unit="%")
+
 
 # %% again-run
 def eight_segments(model, x):
@@ -192,25 +192,30 @@ def eight_segments(model, x):
 
 plans["eight segments"] = planned(eight_segments)
 show(plans)
-why = """A step is three forward passes, since each product of forward has two in backward. Seven
-of eight blocks add 7/8 of a third: 29 %, less what PyTorch sees it can leave out."""
+why = "Backward takes two forward passes, so a step takes three; seven blocks of eight add 7/24."
 longer = plans["eight segments"].step_ms / plans["no checkpointing"].step_ms - 1
 time_guess.compare(round(100 * longer), "virtual", because=why)
 
 # %% again-next [markdown]
-# Half of the memory. Look at what is left: weights, gradients and Adam's state take most of the new peak, and
-# checkpointing cannot lower them. **When you have lowered one peak, ask where the next one is.**
+# Half of the memory. What is left? Weights, gradients and Adam's state take most of the new peak, and checkpointing
+# cannot lower them. **When you have lowered one peak, ask where the next one is.**
 #
-# The time is that of a GPU which computes all the time. Now three real networks on a real H100, checkpointed block by
-# block:
+# The price in time is that of a GPU which computes all the time: two products in backward for each in forward. Three
+# real networks on an H100, every block computed again (recorded):
+#
+# | ms a step | float32 | bf16 (autocast) |
+# |---|---|---|
+# | GPT-2, 8 × 1024 tokens | 169 → 210, 24 % longer | 38 → 73, 90 % |
+# | ViT-B/16, 64 images | 183 → 224, 22 % | 42 → 64, 55 % |
+# | ResNet-50, 64 images | 82 → 103, 26 % | 35 → 74, 111 % |
+#
+# In bf16 the kernels are short, and this GPU waits for its host, which launches the second forward pass too. So expect
+# **a quarter to a third where products take the time, and more where they do not**. Measure your own.
 
 # %% again-explain [markdown]
-# In float32 the products take the time, and the price is a quarter. In bf16 the kernels are short and this H100 waits
-# for its host, which has to launch the second forward pass too. So expect **a quarter to a third where products take
-# the time, and more where they do not**; measure your own.
-#
-# The result must stay the same. Dropout is the hard part: the second pass has to draw the same masks. So `checkpoint`
-# stores the state of PyTorch's random generators, and puts it back before it computes again:
+# The result must stay the same, and dropout is the hard part: the second pass has to draw the same mask. So
+# `checkpoint` stores the state of PyTorch's random generators, and puts it back before it computes again. With
+# `preserve_rng_state=False` it does not:
 
 # %% again-same
 for keep in (True, False):
@@ -220,11 +225,11 @@ for keep in (True, False):
     print(f"{keep!s:<5} forward {out.int().tolist()} backward {ones.grad.int().tolist()}")
 
 # %% again-rng [markdown]
-# `True` is the default. Python's `random` and NumPy's generator are *not* stored: a number from them that is used in a
-# segment is another one the second time, and the gradient is wrong without a word. Draw with `torch`.
+# `True` is the default. Python's `random` and NumPy's generator are *not* stored: a number that a segment draws from
+# them is another one the second time, and the gradient is wrong without a word. Draw with `torch`.
 #
 # `use_reentrant=False` selects the newer implementation. The default is still the older one; *Common mistakes* shows
-# what it does.
+# what that does.
 
 # %% segments-text [markdown]
 # ## How many segments
@@ -234,13 +239,14 @@ for keep in (True, False):
 #
 # $$\text{kept}(S) \approx S\,b + \frac LS\,I \qquad\Rightarrow\qquad S_\text{best} = \sqrt{L\,I/b}$$
 #
-# That is $\sqrt L$ only if a layer keeps as much inside as its input: $I = b$.
+# That is $\sqrt L$ only if a layer keeps as much inside as its input has: $I = b$.
 #
-# **Your turn** · 4 minutes. Write `best_segments`: the number of *equal* segments that keeps the least.
+# **Your turn** · 4 minutes. Write `best_segments`: the number of *equal* segments, a divisor of `layers`, that keeps the
+# least. A layer keeps `inside` bytes; its input has `given` bytes.
+
 
 # %% segments-turn tags=["your-turn"]
 def best_segments(layers, inside, given):
-    """A divisor of `layers`; a layer keeps `inside` bytes, and its input takes `given` bytes."""
     ### BEGIN SOLUTION
     divisors = [s for s in range(1, layers + 1) if layers % s == 0]
     return min(divisors, key=lambda s: s * given + layers // s * inside)
@@ -250,6 +256,7 @@ def best_segments(layers, inside, given):
 
 
 gpulab.turn.best_segments(best_segments)
+
 
 # %% segments-run
 def cut_into(segments):
@@ -261,8 +268,9 @@ x = torch.randn(1, 512, 768, device=gpu.device)
 gpulab.memory.activation_bytes(Block().to(gpu.device), x)
 
 # %% segments-explain [markdown]
-# For a transformer, cut at every block. $\sqrt L$ fits stacks of thin layers, such as `Linear` and `Tanh`. Choose a
-# number that divides: `checkpoint_sequential` gives what is left over to the last segment, which stays whole.
+# A block keeps about 15 times its input, and √(8 · 15) is 11 segments, more than there are blocks. For a transformer,
+# cut at every block. $\sqrt L$ fits stacks of thin layers, such as `Linear` and `Tanh`. Choose a number that divides:
+# `checkpoint_sequential` gives what is left over to the last segment, which stays whole.
 #
 # ### See it move
 #
@@ -283,10 +291,10 @@ gpulab.sim.step_memory()
 
 # %% selective-run
 aten = torch.ops.aten
-# In 16 bits on newer GPUs: _scaled_dot_product_flash_attention, or _cudnn_attention
-attend = aten._scaled_dot_product_efficient_attention
-kept = [aten.mm.default, aten.addmm.default, attend.default]
-contexts = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, kept)
+# In 16 bits on newer GPUs it is _scaled_dot_product_flash_attention, or _cudnn_attention
+attend = aten._scaled_dot_product_efficient_attention.default
+keeping = torch.utils.checkpoint.create_selective_checkpoint_contexts
+contexts = functools.partial(keeping, [aten.mm.default, aten.addmm.default, attend])
 
 
 def selective(model, x):
@@ -302,7 +310,7 @@ show(plans | {"keep what was expensive": planned(selective)})
 #
 # **The loss is a layer too.** In a language model the largest tensor is often the logits: 4096 tokens and the 50,257
 # words of GPT-2 are 785 MiB in float32, and the loss keeps as much again. Cut the tokens into pieces, and checkpoint
-# head and loss of each; or call `F.linear_cross_entropy`, where your PyTorch has it.
+# head and loss of each.
 
 # %% attention-text [markdown]
 # ## Attention that is never written down
@@ -312,36 +320,34 @@ show(plans | {"keep what was expensive": planned(selective)})
 # the table in tiles that stay on the chip, and compute the tiles again in backward. So they are checkpointing, inside
 # one kernel.
 #
-# One text of 4096 tokens, 12 heads of 64, fp16, forward and backward. How many times the kernel's peak is the formula's?
+# Our blocks use such a kernel, and their step peaks at 2.3 GiB. With the formula it is 3.1 GiB (virtual), for eight
+# texts of 512 tokens. Now the same 4096 tokens as *one* text. With the kernel nothing changes. With the formula?
 
 # %% attention-predict
-attention_guess = gpulab.predict("Peak of the formula at 4096 tokens, against the kernel", unit="times")
+attention_guess = gpulab.predict("Peak with the formula, one text of 4096 tokens", unit="GiB")
 
 # %% attention-run
-cases = {"8 × 512, kernel": planned(plain)}
-cases["1 × 4096, kernel"] = planned(plain, batch=1, tokens=4096)
-with sdpa_kernel(SDPBackend.MATH):  # as in the formula
-    cases["8 × 512, formula"] = planned(plain)
-    cases["1 × 4096, formula"] = planned(plain, batch=1, tokens=4096)
+cases = {"kernel, 1 × 4096": planned(plain, batch=1, tokens=4096)}
+with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the formula
+    cases["formula, 1 × 4096"] = planned(plain, batch=1, tokens=4096)
+    cases["formula, 8 × 512"] = planned(plain)
 show(cases)
-why = "A table for each head of each text: 64 times as large, and an eighth as many."
-peak = cases["1 × 4096, formula"].peak_allocated / 2**30
+why = "Each head of each text has a table: 64 times as large, and an eighth as many."
+peak = cases["formula, 1 × 4096"].peak_allocated / 2**30
 attention_guess.compare(round(peak, 1), "virtual", because=why)
 
 # %% attention-explain [markdown]
-# The kernel computes the scores twice and is the *fastest*: the formula is slow because of the bytes that it writes and
-# reads, not because of its arithmetic (lesson 01). And it is no approximation: the result is that of the formula, to
-# rounding. So use it before any checkpointing.
+# The kernel computes the scores twice and is the faster one all the same: the formula is slow because of the bytes that
+# it writes and reads, not because of its arithmetic (lesson 01). And the kernel is no approximation: it is the same sum
+# in another order. So use it before any checkpointing. Checkpointing does not help the formula: the whole table comes
+# back in backward.
 #
-# Now the last step of the opening, on the whole GPT-2. `sdpa_kernel` chooses what computes attention, and `MATH` is
-# the formula.
+# Look at the opening again: FlashAttention was its last step. Our virtual A100 gives the memory of all these dots within
+# 1 %, but its speed is 1.2 to 1.5 times too high, and 1.7 times at the last (docs/accuracy.md).
 
 # %% attention-lost [markdown]
-# The virtual GPU has the memory right within two per cent. Its speed is right for the formula, and far too high with
-# FlashAttention: it knows what the kernels take, and not what else that program did.
-#
-# What can take the kernel away from you: `nn.MultiheadAttention` returns the table unless you say `need_weights=False`;
-# FlashAttention wants 16 bits and a GPU of the year 2020 or later (Ampere). A T4 takes the memory-efficient kernel.
+# What can take the kernel away from you: `nn.MultiheadAttention` returns the table unless you say `need_weights=False`.
+# FlashAttention wants 16 bits and compute capability 8.0 (A100) or more; a T4 takes the memory-efficient kernel.
 
 # %% optimizer-text [markdown]
 # ## The optimizer's share
@@ -351,7 +357,7 @@ attention_guess.compare(round(peak, 1), "virtual", because=why)
 # *during its step*, beside weights, gradients and state?
 
 # %% optimizer-predict
-temporary_guess = gpulab.predict("What AdamW's step takes for the moment, for each parameter", unit="bytes")
+temporary_guess = gpulab.predict("AdamW's step takes, for each parameter", unit="bytes")
 
 # %% optimizer-run
 fused = functools.partial(torch.optim.AdamW, fused=True)
@@ -363,13 +369,13 @@ temporary = 4 * stepped["AdamW"].temporaries / stepped["AdamW"].weights
 temporary_guess.compare(round(temporary, 1), "virtual", because=why)
 
 # %% optimizer-explain [markdown]
-# Is this share in the *peak*? Only if the optimizer's step is the moment of the peak. By then the activations are gone.
-# So the peak is not a sum, but roughly the larger of two moments:
+# With one text the optimizer's step is the peak. By then the activations are gone: the peak is no sum of all, but
+# roughly the larger of two moments:
 #
 # weights + state + max(activations, gradients + temporaries)
 #
 # With large batches the temporaries hide under the activations. With small batches, or after checkpointing, they are
-# the peak.
+# the peak. `fused=True` removes them.
 #
 # **Adafactor** keeps a row and a column of statistics in place of a matrix. It is another algorithm: tune the learning
 # rate again. **8-bit Adam** (`bitsandbytes`, `torchao`) keeps Adam's two numbers in a byte each, with a scale for every
@@ -380,6 +386,7 @@ temporary_guess.compare(round(temporary, 1), "virtual", because=why)
 #
 # After backward every gradient waits for the optimizer. Adam updates each parameter by itself, so it may step inside
 # backward, as soon as a gradient is complete, and let it go:
+
 
 # %% backward-run
 def step_and_free(parameter):
@@ -397,17 +404,17 @@ def in_backward(parameters):
 show({"fused, inside backward": planned(eight_segments, in_backward, batch=1)})
 
 # %% backward-explain [markdown]
-# Weights are 216 MiB here. The first row holds five times that (weights, gradients, two of state, temporaries), the
-# last little more than three. What you give up: nobody sees all gradients together, so no clipping by their norm, no
-# accumulation (lesson 08), no `GradScaler` (lesson 07).
+# The default AdamW takes five times the weights (weights, gradients, two of state, temporaries), this one little more
+# than three. What you give up: nobody sees all gradients together. So no clipping by their norm, no accumulation
+# (lesson 08), no `GradScaler` (lesson 07).
 
 # %% host-text [markdown]
 # ## Send it to the host
 #
 # `torch.autograd.graph.save_on_cpu(pin_memory=True)` sends what autograd keeps to the host, and fetches it in backward.
-# Each byte crosses the bus twice. Our eight blocks keep 1.5 GiB: at the 12 GB/s of PCIe 3 this is 0.27 s, beside a step
-# of 0.38 s on the T4, and 19 times the step of an A100 in 16 bits (computed). A program that copies on a second stream
-# (lesson 03) hides what fits under the arithmetic; `save_on_cpu` does not.
+# Each byte crosses the bus twice. Our blocks keep 1.5 GiB. At 12 GB/s (PCIe 3, pinned) that is 0.27 s, beside a step of
+# 0.38 s on the T4 (computed; virtual). A faster GPU has a shorter step, and its bus is not faster by as much. A program
+# that copies on a second stream (lesson 03) hides what fits under the arithmetic; `save_on_cpu` does not.
 #
 # And it is not selective. What does it send?
 
@@ -434,12 +441,13 @@ print("one block, one text:", {kind: f"{mib:.1f} MiB" for kind, mib in sent.item
 # %% lora-text [markdown]
 # ## LoRA: small gradients, most of the activations
 #
-# LoRA freezes the model, and adds to a `Linear` two thin matrices that are trained. Here every `Linear` gets rank 8,
-# which is 1.4 % of the parameters (computed). Gradients and optimizer state all but vanish. How much of the activations
-# is left?
+# LoRA freezes the model, and adds to a `Linear` two thin matrices that are trained. (In a real one the second begins
+# with zeros, so that it adds nothing at first.) Here every `Linear` gets rank 8, 1.4 % of the parameters (computed).
+# Gradients and optimizer state all but vanish. How much of the activations is left?
 
 # %% lora-predict
 lora_guess = gpulab.predict("Activations with LoRA, against full fine-tuning", unit="%")
+
 
 # %% lora-model
 class LoRA(nn.Module):
@@ -460,19 +468,20 @@ def adapted(names=("qkv", "out", "up", "down")):
             setattr(block, name, LoRA(getattr(block, name)))
     return model
 
+
 # %% lora-run
 tuned = {"full": planned(plain, fused), "LoRA": planned(plain, fused, adapted)}
 tuned["LoRA on qkv alone"] = planned(plain, fused, lambda: adapted(["qkv"]))
 tuned["LoRA, eight segments"] = planned(eight_segments, fused, adapted)
 show(tuned)
-why = """Backward passes every layer on its way to the first adapters, and needs what they kept.
-With adapters on `qkv` alone, the frozen layers of the MLP keep no input."""
+why = "Backward passes every layer on its way to the first adapters, and needs what it kept."
 share = tuned["LoRA"].activations / tuned["full"].activations
 lora_guess.compare(round(100 * share), "virtual", because=why)
 
 # %% lora-explain [markdown]
-# LoRA saves what depends on the parameters, checkpointing what depends on the batch: use both. Frozen layers *below*
-# everything that is trained are another matter. Backward never gets there, and they keep nothing.
+# With adapters on `qkv` alone, the frozen layers of the MLP keep no input. LoRA saves what depends on the parameters,
+# checkpointing what depends on the batch: use both. Frozen layers *below* everything that is trained are another
+# matter. Backward never gets there, and they keep nothing.
 
 # %% price-text [markdown]
 # ## The price list
@@ -481,7 +490,7 @@ lora_guess.compare(round(100 * share), "virtual", because=why)
 
 # %% price-run
 half = torch.autocast("cuda", dtype=torch.float16)
-prices = {"formula, AdamW": cases["8 × 512, formula"], "attention kernel": plans["no checkpointing"]}
+prices = {"formula": cases["formula, 8 × 512"], "kernel": plans["no checkpointing"]}
 prices["+ fused AdamW"] = tuned["full"]
 prices["+ autocast"] = planned(half(plain), fused)
 prices["+ checkpointing"] = planned(half(eight_segments), fused)
@@ -495,9 +504,9 @@ draw(mib, speed, "First what costs no time, then checkpointing", "MiB (virtual T
 # %% price-explain [markdown]
 # Memory that costs no time comes first: attention kernel, fused optimizer, mixed precision. Then checkpointing, which
 # sells time for memory. A remedy for what is not in the peak buys no memory: here the fused optimizer. (Autocast's gain
-# on the virtual T4 is more than most recorded trainings had: 2 to 4 times, lesson 07.)
+# on the virtual T4 is above most recorded ones: whole trainings gained 2 to 4 times, lesson 07.)
 #
-# A plan is a prediction. Hold one against this machine:
+# A plan is a prediction. Hold one against this machine, with one block and one text:
 
 # %% price-plan
 found = gpulab.plan(lambda batch: build(batch, plain, make=lambda: gpt(1)), 1)
@@ -505,12 +514,15 @@ print(f"one block: {found.peak_allocated / 2**20:.1f} MiB planned for {found.gpu
 print("here:", gpulab.memory.peak(build(1, plain, make=lambda: gpt(1))))
 
 # %% fits-turn-text [markdown]
-# **Your turn** · 5 minutes. The eight blocks are to be trained in four shares of a GPU, in float32 with the default
-# AdamW. Weights take 216 MiB. Each text keeps 198 MiB for backward, 12 of them the inputs of the blocks. Compute with
-# the formula of *The optimizer's share*: which is the first of these remedies that is enough *alone*?
+# **Your turn** · 5 minutes. The eight blocks are to be trained in a share of a GPU, in float32 with the default AdamW.
+# Weights take 216 MiB. Each text keeps 198 MiB for backward, 12 of them the inputs of the blocks. Use the formula of
+# *The optimizer's share*. For each job, which is the first remedy in this list that is enough *alone*?
 #
 # `"fused AdamW"` · `"autocast"`: half of the activations, and a 16-bit copy of the weights · `"checkpoint"`: each block ·
 # `"Adafactor"`: almost no state, and almost no temporaries
+#
+# The jobs: **1** batch 1 in 950 MiB · **2** batch 8 in 1,900 MiB · **3** batch 8 in 1,200 MiB · **4** batch 1 in 600 MiB
+
 
 # %% fits-turn tags=["your-turn"]
 def remedies():
@@ -539,10 +551,10 @@ gpulab.turn.must_fit(remedies)
 # ## Common mistakes
 #
 # **Leaving `use_reentrant` out.** The older implementation runs forward without a graph, and looks at the *inputs* to
-# find out whether anything needs a gradient. Data need none:
+# find out whether anything needs a gradient. Data need none. The warning says so, once, and scrolls away:
 
 # %% mistake-reentrant tags=["raises-exception"]
-warnings.simplefilter("ignore")  # it warns, and a warning scrolls away
+warnings.simplefilter("ignore")
 four = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))).to(gpu.device)
 data = torch.randn(8, 16, device=gpu.device)
 checkpoint(four, data).sum().backward()
@@ -555,15 +567,15 @@ checkpoint_sequential(four, 2, data, use_reentrant=True).sum().backward()
 print("gradients of the four layers:", [layer.bias.grad is not None for layer in four])
 
 # %% mistake-turn-text [markdown]
-# Half of the model is not trained, and the loss falls all the same. Detaching between segments “to save memory” does
-# the same.
+# Half of the model is not trained, and the loss falls all the same. `detach()` between segments “to save memory” does
+# the same. `use_reentrant=False` repairs it.
 #
-# **Your turn** · 2 minutes. Write the check that you run once, after the first backward. Layers that are frozen on
-# purpose are no mistake.
+# **Your turn** · 2 minutes. Write the check that you run once, after the first backward: the names of the parameters
+# that are to be trained and have no gradient. Layers that are frozen on purpose are no mistake.
+
 
 # %% mistake-turn tags=["your-turn"]
 def untrained(model):
-    """The names of the parameters that are to be trained and have no gradient."""
     ### BEGIN SOLUTION
     return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     ### INSTEAD OF
