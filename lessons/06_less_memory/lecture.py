@@ -41,13 +41,14 @@ def draw(memory, speed, title, unit):
         axes.annotate(name, (x, speed[name]), (7, above), textcoords="offset points")
     axes.set(xlim=(0, 1.35 * max(memory.values())), ylim=(0, 1.15 * max(speed.values())))
     axes.set(title=title, xlabel=f"memory, {unit}", ylabel="tokens per second")
-    gpulab.style.show(figure, alt=f"{title}. Memory, {unit}: {memory}. Tokens per second: {speed}")
+    dots = "; ".join(f"{name} {x:,.0f}, {speed[name]:,.0f}" for name, x in memory.items())
+    gpulab.style.show(figure, alt=f"{title}. Memory in {unit}, then tokens per second: {dots}")
 
 
 # %% series-plot
 gpulab.style.use()
-rows = gpulab.data.trainings("rasbt gpt2 by hand")
-rows = [row for row in rows if row.setting != "mask on the fly"]  # it changed nothing
+trainings = gpulab.data.trainings("rasbt gpt2 by hand")
+rows = [row for row in trainings if row.setting != "mask on the fly"]  # it changed nothing
 gib = {row.setting: row.value for row in rows if row.unit == "reserved GiB"}
 speed = {row.setting: row.value for row in rows if row.unit == "tokens/s"}
 draw(gib, speed, "One GPT-2: 7 times as fast in a quarter of the memory", "GiB (recorded)")
@@ -101,7 +102,8 @@ def build(batch, run, optimizer=torch.optim.AdamW, make=gpt, tokens=512):
 
 # %% plan-text [markdown]
 # `gpulab.plan` runs this step with shapes and no values, here for a T4: bytes are exact, times are a model's. So these
-# numbers are *virtual* on every machine. Put the name of your own GPU there, if you like.
+# numbers are *virtual* on every machine. `show` prints what is in memory at the peak; the rest of it are temporaries and
+# data.
 
 
 # %% plan
@@ -137,7 +139,8 @@ def one_segment(model, x):
 plans = {"no checkpointing": planned(plain), "one segment": planned(one_segment)}
 show(plans)
 before, after = (found.peak_allocated for found in plans.values())
-peak_guess.compare(round(100 * after / before), "virtual", because="Backward needs all of it.")
+why = "Backward has the whole model computed again at once, and this time everything is kept."
+peak_guess.compare(round(100 * after / before), "virtual", because=why)
 
 # %% bars-text [markdown]
 # A *segment* is what one `checkpoint` wraps. To begin backward in a segment, PyTorch computes the whole segment again,
@@ -152,7 +155,7 @@ for axes, size in zip(panels, (8, 4, 1), strict=True):  # blocks in a segment
         again = 8 + 3 * (8 - size - block + place) + place
         axes.broken_barh([(block, 1), (again, 3 * (size - place))], (block + 0.6, 0.8))
     axes.set(xlim=(0, 32), xlabel="time (computed)", title=f"segments of {size}: {size} at once")
-gpulab.style.show(figure, alt="Bars over time: 8, 4 and 1 of eight blocks are kept at once.")
+gpulab.style.show(figure, alt="Bars over time: 8, then 4, then 1 of the eight blocks are in memory at once.")
 
 # %% turn-text [markdown]
 # One segment at a time comes back. So make the segments small.
@@ -192,7 +195,8 @@ def eight_segments(model, x):
 
 plans["eight segments"] = planned(eight_segments)
 show(plans)
-why = "Backward takes two forward passes, so a step takes three; seven blocks of eight add 7/24."
+why = """Backward has two products for each of forward, so a step is three forward passes. Seven
+blocks of eight add 7/24 or 29 %, less what PyTorch finds backward does not want."""
 longer = plans["eight segments"].step_ms / plans["no checkpointing"].step_ms - 1
 time_guess.compare(round(100 * longer), "virtual", because=why)
 
@@ -209,8 +213,8 @@ time_guess.compare(round(100 * longer), "virtual", because=why)
 # | ViT-B/16, 64 images | 183 → 224, 22 % | 42 → 64, 55 % |
 # | ResNet-50, 64 images | 82 → 103, 26 % | 35 → 74, 111 % |
 #
-# In bf16 the kernels are short, and this GPU waits for its host, which launches the second forward pass too. So expect
-# **a quarter to a third where products take the time, and more where they do not**. Measure your own.
+# In bf16 the kernels are short, and this GPU waits for its host, a slow one, which launches the second forward pass too.
+# So expect **a quarter to a third where products take the time, and more where they do not**. Measure your own.
 
 # %% again-explain [markdown]
 # The result must stay the same, and dropout is the hard part: the second pass has to draw the same mask. So
@@ -263,9 +267,9 @@ def cut_into(segments):
     return lambda model, x: checkpoint_sequential(model, segments, x, use_reentrant=False)
 
 
-show({f"{number} segments": planned(cut_into(number)) for number in (1, 2, 4, 8)})
+show({f"S = {number}": planned(cut_into(number)) for number in (1, 2, 4, 8)})
 x = torch.randn(1, 512, 768, device=gpu.device)
-gpulab.memory.activation_bytes(Block().to(gpu.device), x)
+print("a block:", gpulab.memory.activation_bytes(Block().to(gpu.device), x))
 
 # %% segments-explain [markdown]
 # A block keeps about 15 times its input, and √(8 · 15) is 11 segments, more than there are blocks. For a transformer,
@@ -286,7 +290,7 @@ gpulab.sim.step_memory()
 # ## Keep what was expensive, compute again what was cheap
 #
 # Matrix products and attention take most of a block's time. Normalisation, GELU, dropout and the sums are quick, and
-# they keep about half of the bytes. *Selective* checkpointing keeps the results of the operations that you name. The
+# keep many bytes all the same. *Selective* checkpointing keeps the results of the operations that you name. The
 # names are those that PyTorch runs below `nn.Linear`: `addmm` is a product with a bias, `mm` one without.
 
 # %% selective-run
@@ -306,7 +310,8 @@ def selective(model, x):
 show(plans | {"keep what was expensive": planned(selective)})
 
 # %% selective-explain [markdown]
-# A part of the saving for a small part of the price. `torch.compile` (lesson 11) chooses by itself what to keep.
+# Two fifths of the saving for a small part of the price, on this T4 in float32. With tensor cores products are cheaper,
+# and the rest weighs more. `torch.compile` (lesson 11) chooses by itself what to keep.
 #
 # **The loss is a layer too.** In a language model the largest tensor is often the logits: 4096 tokens and the 50,257
 # words of GPT-2 are 785 MiB in float32, and the loss keeps as much again. Cut the tokens into pieces, and checkpoint
@@ -321,7 +326,8 @@ show(plans | {"keep what was expensive": planned(selective)})
 # one kernel.
 #
 # Our blocks use such a kernel, and their step peaks at 2.3 GiB. With the formula it is 3.1 GiB (virtual), for eight
-# texts of 512 tokens. Now the same 4096 tokens as *one* text. With the kernel nothing changes. With the formula?
+# texts of 512 tokens. Now the same 4096 tokens as *one* text. With the kernel the peak
+# stays where it is. With the formula?
 
 # %% attention-predict
 attention_guess = gpulab.predict("Peak with the formula, one text of 4096 tokens", unit="GiB")
@@ -332,7 +338,8 @@ with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the 
     cases["formula, 1 × 4096"] = planned(plain, batch=1, tokens=4096)
     cases["formula, 8 × 512"] = planned(plain)
 show(cases)
-why = "Each head of each text has a table: 64 times as large, and an eighth as many."
+why = """A table for each head of each text: 64 times as large, an eighth as many, so 8 times the
+bytes. And backward holds some more of them at once."""
 peak = cases["formula, 1 × 4096"].peak_allocated / 2**30
 attention_guess.compare(round(peak, 1), "virtual", because=why)
 
@@ -362,7 +369,8 @@ temporary_guess = gpulab.predict("AdamW's step takes, for each parameter", unit=
 # %% optimizer-run
 fused = functools.partial(torch.optim.AdamW, fused=True)
 kinds = {"AdamW": torch.optim.AdamW, "fused AdamW": fused, "Adafactor": torch.optim.Adafactor}
-stepped = {name: planned(eight_segments, kind, batch=1) for name, kind in kinds.items()}
+with warnings.catch_warnings(action="ignore"):  # Adafactor reads values, and a plan has none
+    stepped = {name: planned(eight_segments, kind, batch=1) for name, kind in kinds.items()}
 show(stepped)
 why = "One result of all parameters at a time is another copy of the weights; `fused` has none."
 temporary = 4 * stepped["AdamW"].temporaries / stepped["AdamW"].weights
@@ -396,11 +404,12 @@ def step_and_free(parameter):
 
 def in_backward(parameters):
     for parameter in parameters:
-        parameter.optimizer = fused([parameter])
+        parameter.optimizer = torch.optim.AdamW([parameter], fused=True)
         parameter.register_post_accumulate_grad_hook(step_and_free)
     return torch.optim.SGD(parameters)  # it finds no gradient, and does nothing
 
 
+# %% backward-plan
 show({"fused, inside backward": planned(eight_segments, in_backward, batch=1)})
 
 # %% backward-explain [markdown]
@@ -439,7 +448,7 @@ print("one block, one text:", {kind: f"{mib:.1f} MiB" for kind, mib in sent.item
 # and small tensors where they are: the second exercise.
 
 # %% lora-text [markdown]
-# ## LoRA: small gradients, most of the activations
+# ## LoRA: what it saves
 #
 # LoRA freezes the model, and adds to a `Linear` two thin matrices that are trained. (In a real one the second begins
 # with zeros, so that it adds nothing at first.) Here every `Linear` gets rank 8, 1.4 % of the parameters (computed).
@@ -511,7 +520,8 @@ draw(mib, speed, "First what costs no time, then checkpointing", "MiB (virtual T
 # %% price-plan
 found = gpulab.plan(lambda batch: build(batch, plain, make=lambda: gpt(1)), 1)
 print(f"one block: {found.peak_allocated / 2**20:.1f} MiB planned for {found.gpu}")
-print("here:", gpulab.memory.peak(build(1, plain, make=lambda: gpt(1))))
+here = gpulab.memory.peak(lambda: build(1, plain, make=lambda: gpt(1))())
+print(f"here: {here.above / 2**20:.1f} MiB ({here.numbers})")
 
 # %% fits-turn-text [markdown]
 # **Your turn** · 5 minutes. The eight blocks are to be trained in a share of a GPU, in float32 with the default AdamW.
@@ -586,10 +596,11 @@ def untrained(model):
 gpulab.turn.untrained(untrained)
 
 # %% mistake-more [markdown]
-# **Three more**, with what you get:
+# **Four more**, with what you get:
 #
 # - `model.gradient_checkpointing_enable()` on your own `nn.Module`: AttributeError; it is a method of Hugging Face's
-#   models.
+#   models. The same for `self.layer1` in a class that a tutorial prints without its `__init__`.
+# - `checkpoint_sequential` with more segments than layers: ValueError.
 # - A segment that begins with `nn.ReLU(inplace=True)` overwrites its input, the one tensor that had to stay:
 #   RuntimeError in backward.
 # - BatchNorm in a segment meets every batch twice: the gradient is right, the running statistics move twice.
