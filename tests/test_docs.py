@@ -162,7 +162,7 @@ def source_of(path, start, end):
 IN_PART = {
     "06, bars": (
         ("lessons/06_less_memory/lecture.py", "prices = {", "show(prices)"),
-        {"kernels that write less": '"kernel"'},
+        {"kernels that write less": '"kernel"', "checkpointing": "+ checkpointing"},
     ),
     "06, text": (
         ("lessons/06_less_memory/lecture.py", "Memory that costs no time comes first", "A plan is a prediction"),
