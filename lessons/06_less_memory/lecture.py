@@ -4,22 +4,14 @@
 # **Promise:** you train the same model in half the memory, and you know what each saving costs in time.
 #
 # After this lesson you can **checkpoint** a model so that the peak of its step falls · **choose** the number of
-# segments from bytes · **say** what attention, optimizer, gradients and LoRA take at the moment of the peak · **find**
-# the cheapest remedy with which a job fits.
+# segments from bytes · **find** the cheapest remedy with which a job fits.
 #
 # | time | before this | runs on |
 # |---|---|---|
 # | 60 minutes, and 40 for the exercises | lessons 04 and 05: what fills memory, and what the peak is | any machine |
 
 # %% setup
-import functools
-import warnings
-
 import matplotlib.pyplot as plt
-import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import gpulab
 
@@ -34,16 +26,15 @@ gpu = gpulab.setup()
 
 # %% series
 def draw(memory, speed, title, unit):
-    figure, axes = plt.subplots(figsize=(7.2, 3.3))
+    figure, axes = plt.subplots(figsize=(7.2, 2.7))
     axes.plot([*memory.values()], [speed[name] for name in memory], "o-")
     for name, x in memory.items():
-        above = 6 if "fused" in name else -10
-        axes.annotate(name, (x, speed[name]), (7, above), textcoords="offset points")
+        below = name in ("baseline fp32", "+ TF32", "kernel", "+ checkpointing")
+        axes.annotate(name, (x, speed[name]), (7, 5 - 14 * below), textcoords="offset points")
     axes.set(xlim=(0, 1.35 * max(memory.values())), ylim=(0, 1.15 * max(speed.values())))
     axes.set(title=title, xlabel=f"memory, {unit}", ylabel="tokens per second")
     dots = "; ".join(f"{name} {x:,.0f}, {speed[name]:,.0f}" for name, x in memory.items())
     gpulab.style.show(figure, alt=f"{title}. Memory in {unit}, then tokens per second: {dots}")
-
 
 # %% series-plot
 gpulab.style.use()
@@ -54,13 +45,22 @@ speed = {row.setting: row.value for row in rows if row.unit == "tokens/s"}
 draw(gib, speed, "One GPT-2: 7 times as fast in a quarter of the memory", "GiB (recorded)")
 
 # %% series-text [markdown]
-# Up is faster, left is smaller. Most steps go both ways. TF32 and 16-bit weights are lesson 07's; the others you meet
-# here: an optimizer in one kernel, operations that write less, attention that is never written down.
+# Up is faster, left is smaller. The last three steps go both ways. TF32 and 16-bit weights are lesson 07's; the others
+# you meet here: an optimizer in one kernel, operations that write less, attention that is never written down.
 #
 # One remedy is not in the picture, because it goes left and *down*. Backward needs what forward computed, the
 # *activations*. **Activation checkpointing** throws them away, and computes them again when backward comes. We try it on
 # eight blocks of a GPT, as in lesson 04.
 
+
+# %% imports
+import functools
+import warnings
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 # %% model
 class Block(nn.Module):
@@ -79,7 +79,6 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
         return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
-
 
 # %% build
 def gpt(layers=8):
@@ -101,9 +100,9 @@ def build(batch, run, optimizer=torch.optim.AdamW, make=gpt, tokens=512):
 
 
 # %% plan-text [markdown]
-# `gpulab.plan` runs this step with shapes and no values, here for a T4: bytes are exact, times are a model's. So these
-# numbers are *virtual* on every machine. `show` prints what is in memory at the peak; the rest of it are temporaries and
-# data.
+# `gpulab.plan` runs this step with shapes and no values, here for a T4. Its bytes are right within about a per cent, its
+# times are a model's. So these numbers are *virtual* on every machine. `show` prints what is in memory at the peak; the
+# rest is temporaries and data.
 
 
 # %% plan
@@ -155,6 +154,7 @@ for axes, size in zip(panels, (8, 4, 1), strict=True):  # blocks in a segment
         again = 8 + 3 * (8 - size - block + place) + place
         axes.broken_barh([(block, 1), (again, 3 * (size - place))], (block + 0.6, 0.8))
     axes.set(xlim=(0, 32), xlabel="time (computed)", title=f"segments of {size}: {size} at once")
+panels[0].set_ylabel("block")
 gpulab.style.show(figure, alt="Bars over time: 8, then 4, then 1 of the eight blocks are in memory at once.")
 
 # %% turn-text [markdown]
@@ -230,7 +230,8 @@ for keep in (True, False):
 
 # %% again-rng [markdown]
 # `True` is the default. Python's `random` and NumPy's generator are *not* stored: a number that a segment draws from
-# them is another one the second time, and the gradient is wrong without a word. Draw with `torch`.
+# them is another one the second time. The gradient is wrong without a word, or a branch changes and you get a
+# CheckpointError. Draw with `torch`.
 #
 # `use_reentrant=False` selects the newer implementation. The default is still the older one; *Common mistakes* shows
 # what that does.
@@ -281,7 +282,7 @@ print("a block:", gpulab.memory.activation_bytes(Block().to(gpu.device), x))
 # The simulator opens on 24 layers in 4 segments. Drag the moment through the step.
 #
 # 1. Set *Segments* to 5. Why is the peak higher than with 4? Then to 24: in which moment is the peak now?
-# 2. Set *A layer keeps* to twice its input. Which number of segments is best?
+# 2. Under *More settings*, set *A layer keeps* to twice its input. Which number of segments is best?
 
 # %% simulator
 gpulab.sim.step_memory()
@@ -289,7 +290,7 @@ gpulab.sim.step_memory()
 # %% selective-text [markdown]
 # ## Keep what was expensive, compute again what was cheap
 #
-# Matrix products and attention take most of a block's time. Normalisation, GELU, dropout and the sums are quick, and
+# In float32, matrix products and attention take most of a block's time. Normalisation, GELU, dropout and the sums are quick, and
 # keep many bytes all the same. *Selective* checkpointing keeps the results of the operations that you name. The
 # names are those that PyTorch runs below `nn.Linear`: `addmm` is a product with a bias, `mm` one without.
 
@@ -311,7 +312,7 @@ show(plans | {"keep what was expensive": planned(selective)})
 
 # %% selective-explain [markdown]
 # Two fifths of the saving for a small part of the price, on this T4 in float32. With tensor cores products are cheaper,
-# and the rest weighs more. `torch.compile` (lesson 11) chooses by itself what to keep.
+# and the rest weighs more.
 #
 # **The loss is a layer too.** In a language model the largest tensor is often the logits: 4096 tokens and the 50,257
 # words of GPT-2 are 785 MiB in float32, and the loss keeps as much again. Cut the tokens into pieces, and checkpoint
@@ -326,8 +327,8 @@ show(plans | {"keep what was expensive": planned(selective)})
 # one kernel.
 #
 # Our blocks use such a kernel, and their step peaks at 2.3 GiB. With the formula it is 3.1 GiB (virtual), for eight
-# texts of 512 tokens. Now the same 4096 tokens as *one* text. With the kernel the peak
-# stays where it is. With the formula?
+# texts of 512 tokens. Now the same 4096 tokens as *one* text. With the kernel the peak stays where it is. With the
+# formula?
 
 # %% attention-predict
 attention_guess = gpulab.predict("Peak with the formula, one text of 4096 tokens", unit="GiB")
@@ -346,14 +347,14 @@ attention_guess.compare(round(peak, 1), "virtual", because=why)
 # %% attention-explain [markdown]
 # The kernel computes the scores twice and is the faster one all the same: the formula is slow because of the bytes that
 # it writes and reads, not because of its arithmetic (lesson 01). And the kernel is no approximation: it is the same sum
-# in another order. So use it before any checkpointing. Checkpointing does not help the formula: the whole table comes
-# back in backward.
+# in another order. So use it before any checkpointing. (With the formula, checkpointing brings back a whole table for
+# the block at work.)
 #
 # Look at the opening again: FlashAttention was its last step. Our virtual A100 gives the memory of all these dots within
-# 1 %, but its speed is 1.2 to 1.5 times too high, and 1.7 times at the last (docs/accuracy.md).
+# 1 %. Its speed is 1.2 to 1.5 times too high, at the last dot 1.7 times ([how exact it is](../docs/accuracy.md)).
 
 # %% attention-lost [markdown]
-# What can take the kernel away from you: `nn.MultiheadAttention` returns the table unless you say `need_weights=False`.
+# What can take the kernel away from you: `nn.MultiheadAttention` computes the table unless you say `need_weights=False`.
 # FlashAttention wants 16 bits and compute capability 8.0 (A100) or more; a T4 takes the memory-efficient kernel.
 
 # %% optimizer-text [markdown]
@@ -376,9 +377,12 @@ why = "One result of all parameters at a time is another copy of the weights; `f
 temporary = 4 * stepped["AdamW"].temporaries / stepped["AdamW"].weights
 temporary_guess.compare(round(temporary, 1), "virtual", because=why)
 
+# %% optimizer-plan
+stepped["AdamW"]
+
 # %% optimizer-explain [markdown]
-# With one text the optimizer's step is the peak. By then the activations are gone: the peak is no sum of all, but
-# roughly the larger of two moments:
+# This is the moment of the peak: with one text it is the optimizer's step. By then the activations are gone. So the peak is not the sum of
+# everything, but roughly the larger of two moments:
 #
 # weights + state + max(activations, gradients + temporaries)
 #
@@ -422,7 +426,7 @@ show({"fused, inside backward": planned(eight_segments, in_backward, batch=1)})
 #
 # `torch.autograd.graph.save_on_cpu(pin_memory=True)` sends what autograd keeps to the host, and fetches it in backward.
 # Each byte crosses the bus twice. Our blocks keep 1.5 GiB. At 12 GB/s (PCIe 3, pinned) that is 0.27 s, beside a step of
-# 0.38 s on the T4 (computed; virtual). A faster GPU has a shorter step, and its bus is not faster by as much. A program
+# 0.38 s on the T4 (computed; virtual). A faster GPU has a shorter step; its bus is rarely faster by as much. A program
 # that copies on a second stream (lesson 03) hides what fits under the arithmetic; `save_on_cpu` does not.
 #
 # And it is not selective. What does it send?
@@ -450,8 +454,7 @@ print("one block, one text:", {kind: f"{mib:.1f} MiB" for kind, mib in sent.item
 # %% lora-text [markdown]
 # ## LoRA: what it saves
 #
-# LoRA freezes the model, and adds to a `Linear` two thin matrices that are trained. (In a real one the second begins
-# with zeros, so that it adds nothing at first.) Here every `Linear` gets rank 8, 1.4 % of the parameters (computed).
+# LoRA freezes the model, and adds to a `Linear` two thin matrices that are trained. Here every `Linear` gets rank 8, 1.4 % of the parameters (computed).
 # Gradients and optimizer state all but vanish. How much of the activations is left?
 
 # %% lora-predict
@@ -465,6 +468,7 @@ class LoRA(nn.Module):
         self.linear = linear
         self.down = nn.Linear(linear.in_features, rank, bias=False)
         self.up = nn.Linear(rank, linear.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)  # at first it adds nothing
 
     def forward(self, x):
         return self.linear(x) + self.up(self.down(x))
@@ -577,8 +581,8 @@ checkpoint_sequential(four, 2, data, use_reentrant=True).sum().backward()
 print("gradients of the four layers:", [layer.bias.grad is not None for layer in four])
 
 # %% mistake-turn-text [markdown]
-# Half of the model is not trained, and the loss falls all the same. `detach()` between segments “to save memory” does
-# the same. `use_reentrant=False` repairs it.
+# Half of the model is not trained, and the loss falls all the same. `use_reentrant=False` repairs it. (`detach()`
+# between segments “to save memory” loses the same gradients for good.)
 #
 # **Your turn** · 2 minutes. Write the check that you run once, after the first backward: the names of the parameters
 # that are to be trained and have no gradient. Layers that are frozen on purpose are no mistake.
@@ -632,8 +636,7 @@ gpulab.quiz(6)
 #
 # ## References
 #
-# - PyTorch documentation: `torch.utils.checkpoint`; `torch.autograd.graph.saved_tensors_hooks`; `torch.nn.attention`;
-#   `torch.optim`.
+# - PyTorch documentation: `torch.utils.checkpoint`; `torch.autograd.graph.saved_tensors_hooks`; `torch.nn.attention`.
 # - The series of the opening: S. Raschka, *LLMs from scratch*, chapter 5, “LLM training speed”.
 # - Chen et al., *Training Deep Nets with Sublinear Memory Cost*, arXiv 1604.06174; Dao et al., *FlashAttention*, arXiv
-#   2205.14135; Hu et al., *LoRA*, arXiv 2106.09685; Dettmers et al., *8-bit Optimizers*, arXiv 2110.02861.
+#   2205.14135; Hu et al., *LoRA*, arXiv 2106.09685.
