@@ -5,13 +5,12 @@ Equal cards give equal bytes.
 
 from __future__ import annotations
 
-import base64
 import html
 import textwrap
 from dataclasses import dataclass
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, PAPER, RULE, scale
-from virtualgpu.pictures.svg import both_themes
+from virtualgpu.pictures.svg import both_themes, image
 
 _WIDTH = 640  # px
 _LINE = 18  # px from one line to the next
@@ -62,8 +61,7 @@ def as_svg(card: Card) -> str:
 
 def as_html(card: Card) -> str:
     """Return the card as an image with alt text, which an SVG output loses in JupyterLab."""
-    data = base64.b64encode(as_svg(card).encode()).decode("ascii")
-    return f'<img alt="{_escape(_described(card))}" src="data:image/svg+xml;base64,{data}" style="max-width:100%">'
+    return image(as_svg(card), _described(card))
 
 
 def _described(card: Card) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import itertools
 from collections.abc import Callable, Sequence
 
 from virtualgpu.pictures import style
-from virtualgpu.pictures.svg import BODY, HEAD, MARGIN, SMALL, Picture, lines, rect, shape, text, wrap
+from virtualgpu.pictures.svg import BODY, HEAD, MARGIN, SMALL, Picture, image, lines, rect, shape, text, wrap
 
 from .reading import Reading, Slice, amount, memory, power
 from .summary import GPUSummary, Sample, Series, series_of, summarise
@@ -51,11 +50,9 @@ def as_svg(picture: Picture) -> str:
 
 def as_html(picture: Picture, words: str) -> str:
     """Return picture and text as HTML, since an SVG output would have no alt text."""
-    data = base64.b64encode(as_svg(picture).encode()).decode("ascii")
-    alt = html.escape(f"{picture.title}. {picture.desc}")
     return (
-        f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}" style="max-width:100%">'
-        f"<details><summary>The same as text</summary><pre>{html.escape(words)}</pre></details>"
+        image(as_svg(picture), f"{picture.title}. {picture.desc}")
+        + f"<details><summary>The same as text</summary><pre>{html.escape(words)}</pre></details>"
     )
 
 

@@ -4,7 +4,9 @@
     with timing.Timer() as t: ...               # one stretch of code: t.ms on the GPU, t.host_ms on the host
     timing.throughput(len(x), took, "images")   # per second
     timing.mfu(timing.flops(step), took, "fp16")
+    timing.operations(lambda: step(x))          # a table: what took how long on the GPU, and what bounds it
     timing.syncs(lambda: step(x))               # where the host waits for the GPU
+    timing.timeline(lambda: step(x))            # a picture: the host, and below it each stream, in ms
     with timing.trace("step.json"): ...         # a Chrome trace
     timing.merge_traces(files, "step.json")     # the ranks' traces as one
 
@@ -12,8 +14,10 @@ The times come from PyTorch's events or its profiler, or from a virtual GPU's cl
 measured or virtual.
 """
 
+from .lanes import Timeline, timeline
 from .measuring import Timing, measure
 from .merging import merge_traces
+from .operation_table import Operation, Operations, operations
 from .rates import Throughput, throughput
 from .stopwatch import Timer
 from .tracing import trace
@@ -22,9 +26,12 @@ from .waits import Sync, Syncs, syncs
 
 __all__ = [
     "MFU",
+    "Operation",
+    "Operations",
     "Sync",
     "Syncs",
     "Throughput",
+    "Timeline",
     "Timer",
     "Timing",
     "TooFast",
@@ -32,7 +39,9 @@ __all__ = [
     "measure",
     "merge_traces",
     "mfu",
+    "operations",
     "syncs",
     "throughput",
+    "timeline",
     "trace",
 ]

@@ -6,7 +6,6 @@ in one output. It knows no model and draws nothing; a new simulator gives it fou
 
 from __future__ import annotations
 
-import base64
 import difflib
 import functools
 import html
@@ -16,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from virtualgpu.pictures import display, style
-from virtualgpu.pictures.svg import Picture
+from virtualgpu.pictures.asleep import UNRUN
+from virtualgpu.pictures.svg import Picture, image
 
 from .controls import Choice, Control, Flag, Limit, Play, Script, Slider
 
@@ -140,11 +140,10 @@ class Simulator(Generic[R]):
 
     def _still(self) -> str:
         """Picture and table as a page for readers without a kernel, where an SVG output would have no alt text."""
-        data = base64.b64encode(self.svg().encode()).decode("ascii")
-        alt = html.escape(f"{self.picture.title}. {self.picture.desc}")
         return (
-            f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}" style="max-width:100%">'
-            f"<details><summary>The same as text</summary><pre>{html.escape(repr(self))}</pre></details>"
+            image(self.svg(), f"{self.picture.title}. {self.picture.desc}")
+            + UNRUN
+            + f"<details><summary>The same as text</summary><pre>{html.escape(repr(self))}</pre></details>"
         )
 
     def _change(self, values: Mapping[str, Any], call: str) -> None:
