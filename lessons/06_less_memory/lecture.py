@@ -214,7 +214,7 @@ time_guess.compare(round(100 * longer), "virtual", because=why)
 # | ResNet-50, 64 images | 82 → 103, 26 % | 35 → 74, 111 % |
 #
 # In bf16 the kernels are short, and this GPU waits for its host, a slow one, which launches the second forward pass too.
-# So expect **a quarter to a third where products take the time, and more where they do not**. Measure your own.
+# So expect **a quarter to a third where products take the time, and more where they do not**.
 
 # %% again-explain [markdown]
 # The result must stay the same, and dropout is the hard part: the second pass has to draw the same mask. So
@@ -499,7 +499,7 @@ lora_guess.compare(round(100 * share), "virtual", because=why)
 # %% price-text [markdown]
 # ## The price list
 #
-# All of it on our eight blocks, each remedy on top of those before. Mixed precision is lesson 07's, and a row here.
+# All of it on our eight blocks, each remedy on top of those before; mixed precision is lesson 07's.
 
 # %% price-run
 half = torch.autocast("cuda", dtype=torch.float16)
