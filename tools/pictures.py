@@ -60,7 +60,8 @@ def timeline() -> gpulab.memory.MemoryCurve:
 def alts(curve: gpulab.memory.MemoryCurve) -> dict[str, str]:
     """Picture -> what it shows, in one sentence."""
     found = {name: make().result.finding for name, make in SIMULATORS.items()}
-    return found | {"memory_timeline": f"{curve.finding()}; reserved and allocated memory in MiB, {curve.numbers}"}
+    words = f"{curve.finding()}; the tensors as bands under the curve, in MiB, {curve.numbers}"
+    return found | {"memory_timeline": words}
 
 
 def with_alts(readme: str, words: dict[str, str]) -> str:
@@ -80,16 +81,11 @@ def main() -> int:
     for name in SIMULATORS:
         (FOLDER / f"{name}.svg").write_text(drawn(name), encoding="utf-8")
         print(f"docs/pictures/{name}.svg")
-    import matplotlib
-
     from gpulab.memory import picture
-    from virtualgpu.pictures import style
 
     curve = timeline()
-    with matplotlib.rc_context():
-        style.use()
-        picture.plot(curve).savefig(FOLDER / "memory_timeline.png", dpi=110, metadata={"Software": None})
-    print("docs/pictures/memory_timeline.png")
+    (FOLDER / "memory_timeline.svg").write_text(picture.draw(curve).text() + "\n", encoding="utf-8")
+    print("docs/pictures/memory_timeline.svg")
     readme = ROOT / "README.md"
     readme.write_text(with_alts(readme.read_text(encoding="utf-8"), alts(curve)), encoding="utf-8")
     return 0
