@@ -392,7 +392,7 @@ def test_a_wrong_answer_gets_lines_and_no_traceback_and_a_right_one_moves_the_pr
 def test_the_furniture_can_be_read_in_the_light_and_in_the_dark_theme(start_here, shoot):
     parts = {
         "doctor": "gpulab.doctor()",
-        "prediction": 'gpulab.predict("How many bytes do the network',
+        "prediction": 'gpulab.predict("How many bytes are',
         "check": "gpulab.check.token_weighting(accumulate_tokens, seed=0)",
         "quiz": "gpulab.quiz(0)",
         "map": "gpulab.progress()",
