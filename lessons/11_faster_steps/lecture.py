@@ -80,10 +80,10 @@ axes.invert_yaxis()
 axes.set_title(f"{tokens[-1] / tokens[0]:.0f} times as fast in all; three of ten did next to nothing", loc="right")
 gpulab.style.show(figure, alt="Bars of the gain of ten switches: TF32 121 %, FlashAttention 66 %, bf16 60 %, torch.compile 22 %, "
     "PyTorch's own layers 21 %, 47 words 14 %, larger batch 12 %, fused AdamW 3 %, mask and pinned memory 0.")
-vocabulary_guess.compare(round(gains["47 words more"]), "recorded")
+vocabulary_guess.compare(round(gains["47 words more"]), "recorded", because="Why? Under “Alignment”, further down.")
 
 # %% question-answer [markdown]
-# 14 % for 47 useless words, nothing for pinned memory, a factor of 11 in all. You will read of a tax: “8 hours untuned, 2
+# Nothing for pinned memory, a factor of 11 in all. You will read of a tax: “8 hours untuned, 2
 # tuned.” The factor is possible; three of the ten switches made most of it, and on your model it would be others.
 # A gain belongs to a network, a batch, a GPU *and the switches before it*: faster arithmetic would have gained nothing
 # had the step waited for the host.
@@ -135,16 +135,11 @@ def on_a100(build, *args, **options):
     return took, 1e3 * kernels / took
 
 
-# %% waits-predict
-batch_guess = gpulab.predict("ResNet-18: 32 images in place of 2. The step takes how many times as long?", unit="times")
-
 # %% waits-run
 for build in (resnet, gpt):
     for n in (2, 32, 128):
         took, share = on_a100(build, n)
         print(f"{build.__name__:<6} batch {n:>3}: {took:4.1f} ms, kernels {share:4.0%}, {n / took * 1e3:6,.0f} samples/s (virtual)")
-        if build is resnet and n == 32:
-            batch_guess.compare(round(took / on_a100(resnet, 2)[0], 1), "virtual")
 
 # %% waits-answer [markdown]
 # Sixteen times the work in the same time: with 2 images the GPU works for a fifth of the step, and waits for launches in
@@ -385,15 +380,16 @@ def compilations(cases, **options):
 
 
 lengths = [torch.ones(n) for n in range(2, 12)]
-recompile_guess.compare(compilations(lengths), "computed")
+told = """For the length 2, and when another one comes, for any length, as a symbol in the graph: dynamic shapes. 0 and 1
+stay apart."""
+recompile_guess.compare(compilations(lengths), "computed", because=told)
 for options in ({}, {"dynamic": True}, {"dynamic": False}):
     print(f"ten lengths, {options or 'as it is'}: compiled {compilations(lengths, **options)} times")
 kinds = [torch.ones(4), torch.ones(4, 4), torch.ones(4, dtype=torch.double), torch.ones(4, requires_grad=True)]
 print("ranks, dtypes, requires_grad:", compilations(kinds), "times for", len(kinds), "tensors")
 
 # %% recompile-explain [markdown]
-# Twice: once for the length 2, and when another one comes, once for *any* length, as a symbol in the graph (**dynamic
-# shapes**; 0 and 1 stay apart). Such kernels can be a little slower, since they serve all;
+# Kernels for **dynamic shapes** can be a little slower, since they serve all lengths;
 # `torch._dynamo.mark_dynamic(x, 0)` says beforehand which dimension varies.
 #
 # With `dynamic=False` each length is a compilation, and after eight (`recompile_limit`) PyTorch gives up: the eight stay,
@@ -521,12 +517,13 @@ for name, models in found.items():  # of equal batches
     print(f"    median {median:.2f} ×, four in five from {low:.2f} to {high:.2f}")
     if "last" in name:
         print("    among the slowest:", ", ".join(gain.model for gain in models[1:24:4]))
-        layout_guess.compare(round(100 * slower / len(models)), "recorded")
+        told = "Mostly networks of grouped convolutions, whose kernels were slow in that layout (PyTorch 1.12, AMP)."
+        layout_guess.compare(round(100 * slower / len(models)), "recorded", because=told)
 
 # %% layout-plot
 figure, both = plt.subplots(2, 1, figsize=(7.2, 4.4), sharex=True)
 edges = [0.2 * 2 ** (step / 8) for step in range(49)]
-titles = ("channels_last: a gain in the median, a loss for one model in five", "torch.compile: 1.6 times as fast in the median, hardly a loss")
+titles = ("channels_last: a gain in the median, a loss for some", "torch.compile: 1.6 times as fast in the median, hardly a loss")
 for axes, models, title in zip(both, found.values(), titles):
     axes.hist([gain.ratio for gain in models], bins=edges)
     axes.axvline(1, color=gpulab.style.MUTED, linewidth=1)
@@ -538,10 +535,10 @@ gpulab.style.show(figure, alt="Two histograms of the gain over some 400 and 600 
     "has a peak at 1, a hump to 1.5 and a tail down to 0.2; torch.compile spreads from 1 to 3 round 1.6, with a tail to 11.")
 
 # %% layout-explain [markdown]
-# One in five got slower, some by a factor of three (PyTorch 1.12, AMP). Look at the names: RegNets, NFNets, ResNeSts are
-# networks of *grouped* convolutions, whose kernels were slow in that layout. The peak at 1 are mostly vision transformers,
-# which have hardly a convolution. In inference with PyTorch 2.4 the median was 1.07, and one in eight slower. The price is
-# small: one line for the model, one for each batch, and a `view` that relies on the old order fails (*Common mistakes*).
+# Some got slower by a factor of three. Look at the names: RegNets, NFNets, ResNeSts. The peak at 1 is mostly vision
+# transformers, which have hardly a convolution. In inference with PyTorch 2.4 the median was 1.07, and one in eight
+# slower. The price is small: one line for the model, one for each batch, and a `view` that relies on the old order
+# fails (*Common mistakes*).
 #
 # Is that still so? The same question layer by layer: 64 images of 256 channels and 56 × 56 pixels, forward and backward, on
 # two GPUs with PyTorch 2.11. The last row, a ReLU, does not care for the layout:
@@ -640,17 +637,17 @@ real = {name: h100["bf16", *mnk] / h100["bf16", 4096, 4096, 4096] for name, mnk 
 words = h100["bf16", 8192, 50257, 768] / h100["bf16", 8192, 50304, 768]
 print("On an H100:", ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in real.items()), "(recorded)")
 print(f"There 50,257 words in place of 50,304 make the last product take {words:.1f} times as long (recorded)")
-alignment_guess.compare(sum(ratio > 1.2 for ratio in odd.values()), "virtual")
+alignment_guess.compare(sum(ratio > 1.2 for ratio in odd.values()), "virtual", because="k and n are lengths of rows in memory.")
 ratio = gpt2_ms(50257, half=True) / gpt2_ms(50304, half=True)
 print(f"a whole GPT-2 step: 50,257 words take {ratio:.2f} times as long as 50,304 (virtual; {1 + gains['47 words more'] / 100:.2f} recorded)")
 
 # %% numbers-alignment-explain [markdown]
-# k and n are the lengths of **rows** in memory; m only counts rows. Tensor cores are fed in packets of 16 bytes, so rows that
-# begin anywhere take slower kernels. How much slower hangs on the GPU: for the A100 it is the model's assumption; the H100's
-# own kernels take nothing else, and those of the generation before step in. So the rule is *rows of 16 bytes or a
-# multiple*: 8 numbers of 16 bits, 4 of TF32, 16 of fp8. 4104 is nearly as good as 4096. Multiples of 64 fill the kernels'
-# tiles, too; powers of two do nothing more. “Odd dimensions idle warps” is not the reason: that is at most the last warp of a
-# row. Pad what you choose (vocabulary, widths), not the batch.
+# Tensor cores are fed in packets of 16 bytes, so rows that begin anywhere take slower kernels. How much slower hangs on
+# the GPU: for the A100 it is the model's assumption; the H100's own kernels take nothing else, and those of the
+# generation before step in. So the rule is *rows of 16 bytes or a multiple*: 8 numbers of 16 bits, 4 of TF32, 16 of
+# fp8. 4104 is nearly as good as 4096. Multiples of 64 fill the kernels' tiles, too; powers of two do nothing more. “Odd
+# dimensions idle warps” is not the reason: that is at most the last warp of a row. Pad what you choose (vocabulary,
+# widths), not the batch.
 
 # %% determinism-text [markdown]
 # ## The same bits twice
