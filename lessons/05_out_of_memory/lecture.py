@@ -13,10 +13,10 @@
 # %% setup
 import collections
 import gc
-import textwrap
 import traceback
 
 import torch
+import torchvision
 from torch import nn
 from torch.nn import functional as F
 
@@ -32,8 +32,11 @@ device, MIB, GIB = gpu.device, 2**20, 2**30
 # 128 MiB of the GPU. In a fresh kernel, batch 8,000 fits into them. The search begins at 65,536.
 
 # %% question-code
-def attempt(batch):
-    """The forward and backward pass of one batch."""
+def live():  # MiB in live tensors on the GPU
+    return torch.cuda.memory_allocated(device) / MIB
+
+
+def attempt(batch):  # forward and backward
     x = torch.randn(batch, 96, device=device)
     model(x).logsumexp(1).mean().backward()
     model.zero_grad()
@@ -48,17 +51,10 @@ def retry_inside(batch):
         if batch > 1:
             retry_inside(batch // 2)
 
-
 # %% question-predict
 halving_guess = gpulab.predict("How many batch sizes fail before one fits?")
 
 # %% question-run
-def live():
-    """MiB in live tensors on the GPU."""
-    return torch.cuda.memory_allocated(device) / MIB
-
-
-torch.manual_seed(0)
 layers = [layer for _ in range(12) for layer in (nn.Linear(96, 96), nn.ReLU())]
 model = nn.Sequential(*layers, nn.Linear(96, 10)).to(device)
 failed = []
@@ -93,7 +89,7 @@ with gpulab.VirtualGPU("T4", compute=False):
         transformer(8)(torch.empty(32, 1024, 1024, device="cuda")).sum().backward()
     except torch.OutOfMemoryError as error:
         message = str(error)
-print(textwrap.fill(message.partition("  See")[0], 100))
+print(message.partition("  See")[0].replace(". ", ".\n"))
 
 # %% message-parts [markdown]
 # | number in the message | what it is | what it is often taken for |
@@ -120,7 +116,6 @@ print(textwrap.fill(message.partition("  See")[0], 100))
 
 # %% account-turn tags=["your-turn"]
 def account(capacity, free, process, allocated, cached, tried):
-    """The numbers of a message, in MiB, as (others, context, cause)."""
     ### BEGIN SOLUTION
     others = capacity - free - process
     context = process - allocated - cached
@@ -149,43 +144,27 @@ gpulab.turn.account(account)
 tried_guess = gpulab.predict("A 3 MiB tensor does not fit. How many MiB were tried?", unit="MiB")
 
 # %% tried-run
-def tried(mib):
-    """What the message names when one more tensor of this size does not fit."""
-    kept = []
+kept = []
+with gpulab.memory.limit(128):
     try:
         while True:
-            kept.append(torch.empty(int(mib * MIB), dtype=torch.uint8, device=device))
+            kept.append(torch.empty(3 * MIB, dtype=torch.uint8, device=device))
     except torch.OutOfMemoryError as error:
-        return str(error).split("Tried to allocate ")[1].split(" MiB")[0]
-
-
-with gpulab.memory.limit(128):
-    for mib in (0.5, 1, 3, 9, 11, 19, 25):
-        print(f"{mib:>4} MiB do not fit: tried to allocate {tried(mib)} MiB ({gpu.numbers})")
-    why = "Between 1 and 10 MiB, a new segment has 20 MiB, whatever the tensor has."
-    tried_guess.compare(float(tried(3)), gpu.numbers, because=why)
+        mib = float(str(error).split("Tried to allocate ")[1].split(" MiB")[0])
+del kept
+why = "Between 1 and 10 MiB, a new segment has 20 MiB, whatever the tensor has."
+tried_guess.compare(mib, gpu.numbers, because=why)
 
 # %% tried-explain [markdown]
 # Up to 1 MiB, the segment has 2 MiB. From 10 MiB on, it is the tensor's own size, rounded up to 2 MiB. So the number
 # that is quoted most says next to nothing about the tensor. What it does say: **the GPU is full to the last segment.**
 # The failing line is not the culprit. It is only the line that came next.
 #
-# A large number is the opposite case. Then look at this one tensor:
-
-# %% shape-run
-prediction = torch.randn(8_000, 1, device=device)
-target = torch.randn(8_000, device=device)
-with gpulab.memory.limit(128):
-    try:
-        loss = (prediction - target).square().mean()
-    except torch.OutOfMemoryError as error:
-        print(f"{prediction.nbytes:,} and {target.nbytes:,} bytes went in.")
-        print(str(error).split(" GPU")[0])
+# A large number is the opposite case. Then look at this one tensor. `(prediction - target)` with shapes (8000, 1) and
+# (8000,) broadcasts to (8000, 8000), which is 244 MiB. With a smaller batch, this bug does not fail: it trains on a
+# wrong loss.
 
 # %% shape-explain [markdown]
-# Shapes (8000, 1) and (8000,) broadcast to (8000, 8000). With a smaller batch, this bug does not fail: it trains on a
-# wrong loss.
-#
 # ### Which cause is it?
 #
 # Read the message in this order, and stop at the first line that holds:
@@ -216,12 +195,11 @@ with gpulab.memory.limit(128):
 
 # %% holders-run
 def who_holds(error):
-    """Print the tensors among the variables of the functions that a traceback goes through."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for name, value in frame.f_locals.items():
-            if isinstance(value, torch.Tensor):
-                graph = value.grad_fn.name() if value.grad_fn else "no graph"
-                print(f"{frame.f_code.co_name}: {name}, {value.nbytes / MIB:.0f} MiB, {graph}")
+            if isinstance(value, torch.Tensor) and frame.f_code.co_name in ("attempt", "forward"):
+                graph = value.grad_fn is not None
+                print(f"{frame.f_code.co_name}: {name}, {value.nbytes / MIB:.0f} MiB, {graph=}")
 
 
 try:
@@ -290,65 +268,31 @@ gc.collect()
 print(f"{live():.1f} MiB live ({gpu.numbers})")
 
 # %% out-text [markdown]
-# The output history is the second keeper. A cell that ends with a tensor stores it in `Out`, in `_`, and under a name
-# such as `_23`. Deleting your own name does not touch these:
-
-# %% out-run
-features = torch.ones(10, MIB, device=device)
-features
-
-# %% out-del
-del features
-print(f"40 MiB deleted: {live():.1f} MiB live ({gpu.numbers})")
-
-# %% out-xdel
-features = _  # what the last output showed
-get_ipython().run_line_magic("xdel", "features")  # as a line of its own: %xdel features
-print(f"after %xdel features: {live():.1f} MiB live ({gpu.numbers})")
-
-# %% out-explain [markdown]
-# `%xdel` finds every name that IPython has for an object. Better: do not store it at all. End the line with a
-# semicolon, or print what you want to see.
+# The output history is the second keeper. A cell that ends with `features` stores the tensor in `Out`, in `_`, and
+# under a name such as `_23`. `del features` does not touch these; `%xdel features` finds them all. Better: end the
+# line with a semicolon, or print what you want to see.
 
 # %% cache-text [markdown]
 # ## What `empty_cache` does
 #
 # It gives segments without a live tensor back to the driver (of an expandable segment, the free pages). That is all:
 # `del` lowers *allocated*, `empty_cache` lowers *reserved*. Does it help against the error? Below, 12 GiB are cached
-# in four pieces. Then one tensor asks for all 12 GiB of a virtual T4, and another for 4 GiB more.
+# in four pieces, and one tensor asks for all 12 GiB of a virtual T4.
 
 # %% retry-run
 with gpulab.VirtualGPU("T4", compute=False):
     pieces = [torch.empty(3 * GIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
     del pieces
-    print(f"cached: {torch.cuda.memory_reserved() / GIB:.0f} GiB in 4 pieces (virtual)")
     whole = torch.empty(12 * GIB, dtype=torch.uint8, device="cuda")
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
-    print(f"12 GiB in one piece fit; PyTorch emptied its cache {retries} time before (virtual)")
-    try:
-        torch.empty(4 * GIB, dtype=torch.uint8, device="cuda")
-    except torch.OutOfMemoryError:
-        before = torch.cuda.memory_reserved()
-        torch.cuda.empty_cache()
-        more = (before - torch.cuda.memory_reserved()) / GIB
-        print(f"4 GiB more do not fit; empty_cache() gives back {more:.0f} GiB (virtual)")
+    print(f"12 GiB in one piece fit; the cache was emptied {retries} time before (virtual)")
     del whole
 
 # %% retry-explain [markdown]
 # PyTorch empties its cache **by itself** before it gives up, and counts these retries. So at the moment of the error,
 # `empty_cache` has been tried already. After every step, it only adds work: the next step must get its memory from the
-# driver again. (A virtual GPU assumes 100 µs for each segment.)
-
-# %% cache-cost
-def clean_attempt():
-    attempt(512)
-    torch.cuda.empty_cache()
-
-
-print("a step:            ", gpulab.timing.measure(lambda: attempt(512), repeat=5))
-print("with empty_cache():", gpulab.timing.measure(clean_attempt, repeat=5))
-
-# %% cache-verdict [markdown]
+# driver again.
+#
 # It has two honest uses. Another process, or a library with its own allocator, needs the memory. Or one program runs
 # jobs of different sizes, one after the other: *The largest batch that fits* shows such a case.
 
@@ -360,99 +304,59 @@ print("with empty_cache():", gpulab.timing.measure(clean_attempt, repeat=5))
 # (2048, 96), in float32.
 
 # %% leaks-predict
-loss_guess = gpulab.predict("How many bytes does a loss in a list keep, after backward()?", unit="bytes")
+loss_guess = gpulab.predict("How many bytes does a loss in a list keep, after backward()?",
+                            unit="bytes")
 row_guess = gpulab.predict("And how many bytes does batch[0] keep?", unit="bytes")
 
 # %% leaks-run
-x, y = torch.randn(2048, 96, device=device), torch.randint(10, (2048,), device=device)
+def loss_keeps(network, x, backward):
+    losses, sizes = [], []
+    for _ in range(3):
+        loss = network(x).exp().mean()
+        if backward:
+            loss.backward()
+        losses.append(loss)
+        sizes.append(torch.cuda.memory_allocated())
+    return sizes[2] - sizes[1]
 
 
-def growth(step, steps=5):
-    """Bytes by which live memory grows with each call of step(kept), after the first."""
-    kept, sizes = [], []
-    for _ in range(steps):
-        step(kept)
-        sizes.append(torch.cuda.memory_allocated(device))
-    return (sizes[-1] - sizes[0]) // (steps - 1)
-
-
-# %% leaks-kinds
-def after_backward(kept):
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    kept.append(loss)
-
-
-def one_row(kept):
-    batch = torch.randn_like(x)
-    kept.append(batch[0])
-
-
+x = torch.randn(2048, 96, device=device)
 why = "backward() frees what the graph saved. The 4 bytes of the loss stay, in a block of 512."
-loss_guess.compare(growth(after_backward), gpu.numbers, because=why)
+loss_guess.compare(loss_keeps(model, x, True), gpu.numbers, because=why)
+
+# %% leaks-row
+before = torch.cuda.memory_allocated(device)
+row = torch.randn_like(x)[0]
 why = "A row is a view: it has no memory of its own, and keeps the whole batch alive."
-row_guess.compare(growth(one_row), gpu.numbers, because=why)
+row_guess.compare(torch.cuda.memory_allocated(device) - before, gpu.numbers, because=why)
 
-# %% leaks-others
-def without_backward(kept):
-    kept.append(F.cross_entropy(model(x), y))  # validation, for example
+# %% leaks-compare-text [markdown]
+# And without `backward()`, as in validation? Here are both cases, for this model and for two transformer layers:
 
-
-def mse_after_backward(kept):
-    loss = F.mse_loss(model(x), torch.zeros(2048, 10, device=device))
-    loss.backward()
-    kept.append(loss.detach())
-
-
-def outputs(kept):
-    kept.append(model(x).detach())
-
-
-for step in (without_backward, mse_after_backward, outputs):
-    print(f"{step.__name__:<18} {growth(step):>12,} bytes a step ({gpu.numbers})")
+# %% leaks-compare
+with gpulab.VirtualGPU("T4", compute=False):
+    layers, tokens = transformer(2), torch.empty(8, 128, 1024, device="cuda")
+    of_layers = [loss_keeps(layers, tokens, backward) for backward in (True, False)]
+of_model = [loss_keeps(model, x, backward) for backward in (True, False)]
+for name, (after, without) in {"this model": of_model, "transformer": of_layers}.items():
+    print(f"{name:<11} after backward {after}, without {without:,} bytes a loss (virtual)")
 
 # %% leaks-surprise [markdown]
-# Without `backward()`, the loss keeps the whole graph: the tutorials are right about validation, and wrong about
-# training.
-#
-# `mse_loss` surprises most people. It allocates its output at full size, 2048 × 10 numbers, and then resizes it to a
-# scalar. The storage stays as large as it was, and `detach()` shares the storage. Not every loss does so:
+# Without `backward()`, the loss keeps the whole graph. So the tutorials are right about validation, and wrong about
+# training. But the kind of loss matters, too:
 
 # %% leaks-storage
-scores = torch.rand(2048, 10, device=device)
-zeros = torch.zeros_like(scores)
+scores, zeros = torch.rand(2048, 10, device=device), torch.zeros(2048, 10, device=device)
 for loss_fn in (F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy, F.l1_loss, F.huber_loss):
-    loss = loss_fn(scores, zeros)
-    clone = loss.detach().clone()
-    print(f"{loss_fn.__name__:<20} keeps {loss.untyped_storage().nbytes():>6,} bytes,",
-          f"a clone {clone.untyped_storage().nbytes()} ({gpu.numbers})")
-
-# %% leaks-language-text [markdown]
-# So much for a toy. Is it the same for a small language model?
-
-# %% leaks-language
-language = nn.Sequential(
-    nn.Embedding(1000, 96),
-    *[nn.TransformerEncoderLayer(96, 4, 384, batch_first=True) for _ in range(2)],
-    nn.Linear(96, 1000),
-).to(device)
-ids = torch.randint(1000, (8, 64), device=device)
-
-
-def language_step(kept, backward):
-    loss = F.cross_entropy(language(ids).flatten(0, 1), ids.flatten())
-    if backward:
-        loss.backward()
-    kept.append(loss)
-
-
-# %% leaks-language-run
-for backward in (True, False):
-    grown = growth(lambda kept: language_step(kept, backward))
-    print(f"language model, backward {backward!s:<5} {grown:>12,} bytes a step ({gpu.numbers})")
+    loss = loss_fn(scores, zeros).detach()
+    kept, cloned = loss.untyped_storage().nbytes(), loss.clone().untyped_storage().nbytes()
+    print(f"{loss_fn.__name__:<20} keeps {kept:>6,} bytes, a clone {cloned} ({gpu.numbers})")
 
 # %% leaks-repair [markdown]
-# One repair serves them all. Keep a *number*: `loss.item()`, or, since `.item()` waits for the GPU,
+# `mse_loss` surprises most people. It allocates its output at full size, 2048 × 10 numbers, and then resizes it to a
+# scalar. The storage stays as large as it was, and `detach()` shares the storage.
+#
+# One repair serves all of these. Keep a *number*: `loss.item()`, or, since `.item()` waits for the GPU,
 # `loss.detach().clone()` and one `.item()` at the end. Or keep a *copy on the host*: `row.cpu()`.
 
 # %% census-text [markdown]
@@ -462,27 +366,18 @@ for backward in (True, False):
 # have a Python object. Group them by shape: the shape tells you what they are.
 
 # %% census-run
-def census(most=2):
-    """Print which shapes hold the most memory, of all that is live."""
-    shapes, seen = collections.Counter(), set()
+def census():
+    tensors = {}  # each piece of memory once
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor) and thing.is_cuda:
-            storage = thing.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                shapes[tuple(thing.shape)] += storage.nbytes()
-    for shape, nbytes in shapes.most_common(most):
-        print(f"{shape!s:<12} {nbytes / MIB:5.1f} MiB", end=", ")
-    print(f"of {live():.1f} MiB live ({gpu.numbers})")
+            tensors[thing.data_ptr()] = tuple(thing.shape)
+    print(collections.Counter(tensors.values()).most_common(2), f"{live():.1f} MiB live")
 
 
-# %% census-use
 census()
-kept = []
-for _ in range(3):
-    without_backward(kept)
+losses = [model(x).exp().mean() for _ in range(3)]
 census()
-kept.clear()
+del losses
 
 # %% census-explain [markdown]
 # The list holds three scalars. But what grew has the shape of a hidden layer: so a graph is alive that was never run
@@ -498,10 +393,9 @@ kept.clear()
 
 # %% zero-run
 for _ in range(3):
-    F.cross_entropy(model(x), y).backward()  # zero_grad() forgotten
-    print(f"{torch.cuda.memory_allocated(device):,}", end=" ")
+    model(x).mean().backward()  # zero_grad() forgotten
+    print(f"{torch.cuda.memory_allocated(device):,} bytes live ({gpu.numbers})")
 model.zero_grad()
-print(f"bytes; after zero_grad() {torch.cuda.memory_allocated(device):,} ({gpu.numbers})")
 
 # %% zero-explain [markdown]
 # The gradients are wrong then; the memory is not. `zero_grad()` frees the gradients, since `set_to_none=True` is the
@@ -510,31 +404,26 @@ print(f"bytes; after zero_grad() {torch.cuda.memory_allocated(device):,} ({gpu.n
 # %% eval-text [markdown]
 # ## Evaluation keeps nothing, if you say so
 #
-# In training mode, a forward pass of this model keeps 9.0 MiB for backward (without the output).
+# In training mode, a forward pass of a ResNet-18 with these four images keeps 6.8 MiB for backward (virtual).
 
 # %% eval-predict
 eval_guess = gpulab.predict("How many MiB does it keep after model.eval()?", unit="MiB")
 
 # %% eval-run
-def kept_by_forward():
-    before = torch.cuda.memory_allocated(device)
-    output = model(x)
-    return (torch.cuda.memory_allocated(device) - before - output.nbytes) / MIB
-
-
-print(f"model.train():    {kept_by_forward():.1f} MiB ({gpu.numbers})")
-model.eval()
+resnet = torchvision.models.resnet18().eval().to(device)
+images = torch.randn(4, 3, 64, 64, device=device)
+kept = gpulab.memory.activation_bytes(resnet, images).total / MIB
 why = "eval() changes dropout and BatchNorm. Autograd builds the graph all the same."
-eval_guess.compare(round(kept_by_forward(), 1), gpu.numbers, because=why)
+eval_guess.compare(round(kept, 1), gpu.numbers, because=why)
 with torch.no_grad():
-    print(f"no_grad():        {kept_by_forward():.1f} MiB")
+    print("no_grad():       ", gpulab.memory.activation_bytes(resnet, images))
 with torch.inference_mode():
-    print(f"inference_mode(): {kept_by_forward():.1f} MiB")
-model = model.train()
+    print("inference_mode():", gpulab.memory.activation_bytes(resnet, images))
 
 # %% eval-explain [markdown]
-# Both contexts keep nothing. `inference_mode` also saves work on the host, and its tensors can never take part in
-# training. Use it where results leave PyTorch; use `no_grad` where they may come back.
+# Both contexts keep nothing. `inference_mode` also saves work on the host, but its tensors can never take part in
+# training: “Inference tensors cannot be saved for backward”. Use it where results leave PyTorch; use `no_grad` where
+# they may come back.
 #
 # A `detach()` at the end replaces neither. The graph exists until then, so the peak is that of a training *forward
 # pass*.
@@ -568,38 +457,22 @@ gpulab.turn.validate(validate)
 # virtual T4.
 
 # %% search-build
-def steps(batch, count=2, backward=True):
-    """So many training steps of a fresh network."""
-    with torch.device("cuda"):
-        layers = [layer for _ in range(6) for layer in (nn.Linear(4096, 4096), nn.ReLU())]
-    network = nn.Sequential(*layers)
-    optimizer = torch.optim.Adam(network.parameters())
-    for _ in range(count):
-        loss = network(torch.empty(batch, 4096, device="cuda")).sum()
-        if backward:
-            loss.backward()
+def fits(batch, count=2):
+    try:
+        with torch.device("cuda"):
+            layers = [layer for _ in range(6) for layer in (nn.Linear(4096, 4096), nn.ReLU())]
+        network = nn.Sequential(*layers)
+        optimizer = torch.optim.Adam(network.parameters())
+        for _ in range(count):
+            network(torch.empty(batch, 4096, device="cuda")).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-
-
-# %% search-fits
-def fits(batch, **options):
-    try:
-        steps(batch, **options)
         return True
     except torch.OutOfMemoryError:
         return False
 
-
-def fits_alone(batch, **options):
-    """The same on a GPU that no attempt has used before."""
-    with gpulab.VirtualGPU("T4", compute=False):
-        return fits(batch, **options)
-
-
 # %% search-bisect
-def bisect(fits, high, low=1):
-    """The largest batch for which fits(batch); low fits, high does not."""
+def bisect(fits, high, low=1):  # low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):
@@ -609,9 +482,14 @@ def bisect(fits, high, low=1):
     return low
 
 
-for options in ({"count": 1, "backward": False}, {"count": 1}, {"count": 2}):
-    largest = bisect(lambda batch: fits_alone(batch, **options), 2**18)
-    print(f"{options!s:<32} {largest:>8,} samples (virtual)")
+def fits_alone(batch):  # on a GPU that no attempt has used before
+    with gpulab.VirtualGPU("T4", compute=False):
+        return fits(batch, count)
+
+
+for count in (1, 2):
+    largest = bisect(fits_alone, 2**18)
+    print(f"steps in an attempt: {count}; largest batch: {largest:,} (virtual)")
 
 # %% search-explain [markdown]
 # One attempt is **two whole steps**. Adam makes its two moments at the end of the first step. So the second step is
@@ -655,14 +533,9 @@ def fits_clean(two_steps, batch):
 
 gpulab.turn.fits_clean(fits_clean)
 
-# %% search-powers
-power = 1 << largest.bit_length() - 1
-print(f"of {largest:,} samples, the largest power of two, {power:,},",
-      f"leaves {1 - power / largest:.0%} unused (virtual)")
-
 # %% search-powers-explain [markdown]
-# The third question: bisect, and do not stop at powers of two. Then leave 5 to 10 % free, and search with the
-# **longest** sequences.
+# The third question: bisect. The largest power of two, 65,536, would leave 36 % of the batch unused. Then leave 5 to
+# 10 % free, and search with the **longest** sequences.
 #
 # A search must also clean up: its steps change weights, optimizer state, BatchNorm's averages and random numbers.
 # Exercise 3 asks for all of it. Or plan on shapes, which touches nothing: `gpulab.plan(build, batch, largest=True)`.
@@ -675,7 +548,6 @@ print(f"of {largest:,} samples, the largest power of two, {power:,},",
 
 # %% fragments-run
 def sorted_by_length(settings):
-    """Peaks of training on ever longer sequences, in MiB: allocated and reserved."""
     with gpulab.VirtualGPU("T4", compute=False, settings=settings):
         network = transformer(3)
         for length in range(200, 900, 29):
@@ -686,8 +558,7 @@ def sorted_by_length(settings):
 
 for settings in ("", "expandable_segments:True"):
     allocated, reserved = sorted_by_length(settings)
-    print(f"{settings or 'default':<25} allocated {allocated:6,.0f} MiB,",
-          f"reserved {reserved:6,.0f} MiB (virtual)")
+    print(f"{settings or 'default'}: {allocated:,.0f} MiB live, {reserved:,.0f} reserved (virtual)")
 
 # %% fragments-explain [markdown]
 # The live tensors are the same. By default, more than half of what is reserved here is waste. An *expandable segment*
@@ -708,7 +579,8 @@ for settings in ("", "expandable_segments:True"):
 # 3. Choose “a, b, c, d, e, f, g, h=8MiB; free a, c, e, g; x=24MiB” as the script. Does the switch help now?
 
 # %% simulator
-gpulab.sim.allocator(script="x=20MiB; free x; x=24MiB; free x; x=28MiB; free x; x=32MiB", memory=112)
+script = "x=20MiB; free x; x=24MiB; free x; x=28MiB; free x; x=32MiB"
+gpulab.sim.allocator(script=script, memory=112)
 
 # %% fragments-verdict [markdown]
 # Expandable segments mend the waste of *growing* sizes. They do not help with small survivors between large
@@ -735,65 +607,19 @@ gpulab.sim.allocator(script="x=20MiB; free x; x=24MiB; free x; x=28MiB; free x; 
 # | “Forgetting `zero_grad()` fills the memory.” | Wrong: gradients are added in place. | *No leak: a forgotten `zero_grad`* |
 # | “Batch sizes must be powers of two.” | Unnecessary, and it may leave nearly half of the room unused. | *The largest batch that fits* |
 # | “A better DataLoader fixes out-of-memory errors.” | Workers live in the host's memory. | text |
-# | “Preload the data to the GPU.” | Count its bytes: the digits, yes; ImageNet, no. | next cell |
-
-# %% web-data
-images, labels = gpulab.data.digits()
-imagenet = 1_281_167 * 3 * 224 * 224
-print(f"digits, float32: {(images.nbytes + labels.nbytes) / 1e6:.1f} MB (measured)")
-print(f"ImageNet's training images at 224 × 224: {imagenet / 1e9:.0f} GB as bytes (computed)")
+# | “Preload the data to the GPU.” | Count its bytes: 0.5 MB of digits, yes; ImageNet at 224 × 224, 193 GB even as bytes (computed), no. | text |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
-# **Catching everything.** Here the model and the data do not fit *each other*, and the search takes this for a lack
-# of memory:
-
-# %% mistake-runtime
-batch = 4096
-while batch:
-    try:
-        model(torch.randn(batch, 95, device=device))  # the model takes 96 features
-        break
-    except RuntimeError:
-        batch //= 2
-print("largest batch:", batch)
-
-# %% mistake-runtime-text [markdown]
-# Catch `torch.OutOfMemoryError`. Two errors of the same origin are not of this class: `CUBLAS_STATUS_ALLOC_FAILED`,
-# and the driver's own `CUDA error: out of memory`.
+# **Catching everything.** A search with `except RuntimeError` takes a wrong shape for a lack of memory, and ends at
+# batch 0. Catch `torch.OutOfMemoryError`. Two errors of the same origin are not of this class:
+# `CUBLAS_STATUS_ALLOC_FAILED`, and the driver's own `CUDA error: out of memory`.
 #
-# **`del` of a name, while a list has the tensor.** `del` removes a name. Memory goes with the last reference:
-
-# %% mistake-del
-history = []
-for _ in range(3):
-    output = model(x).detach()
-    history.append(output)
-    del output
-print(f"deleted 3 times: {sum(t.nbytes for t in history):,} bytes alive in the list ({gpu.numbers})")
-history.clear()
-
-# %% mistake-inplace-text [markdown]
-# **In-place where backward needs the old value.** The sigmoid keeps its output; the addition overwrites it:
-
-# %% mistake-inplace tags=["raises-exception"]
-gate = model(x).sigmoid()
-gate += 1
-gate.sum().backward()
-
-# %% mistake-inplace-repair [markdown]
-# The saved tensor was at version 0 and is at version 1. Write `gate = gate + 1`.
+# **`del` of a name, while a list has the tensor.** `del` removes a name. Memory goes with the last reference.
 #
-# **An inference tensor in training.** What `inference_mode` made cannot be saved for backward:
-
-# %% mistake-inference tags=["raises-exception"]
-with torch.inference_mode():
-    features = model[:-1](x)
-model[-1](features).sum().backward()
-
-# %% mistake-inference-repair [markdown]
-# Use `no_grad` for features that you train on, or take `features.clone()` outside the block.
+# **Saving memory in place.** After `gate = x.sigmoid()`, `gate += 1` makes backward fail: it needs the old value. Write
+# `gate = gate + 1`.
 #
 # **A clean GPU that is full.** Your process has hardly begun, and `nvidia-smi` shows memory in use. Look for an old
 # notebook kernel: until it is shut down, it keeps its context and its cache.
