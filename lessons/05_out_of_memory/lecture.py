@@ -194,19 +194,15 @@ tried_guess.compare(mib, gpu.numbers, because=why)
 # While an `except` block runs, Python holds the exception, and with it the whole chain. Look into the frames:
 
 # %% holders-run
-def who_holds(error):
+try:
+    with gpulab.memory.limit(128):
+        attempt(65_536)
+except torch.OutOfMemoryError as error:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for name, value in frame.f_locals.items():
             if isinstance(value, torch.Tensor) and frame.f_code.co_name in ("attempt", "forward"):
                 graph = value.grad_fn is not None
                 print(f"{frame.f_code.co_name}: {name}, {value.nbytes / MIB:.0f} MiB, {graph=}")
-
-
-try:
-    with gpulab.memory.limit(128):
-        attempt(65_536)
-except torch.OutOfMemoryError as error:
-    who_holds(error)
     print(f"in the except block: {live():.0f} MiB live ({gpu.numbers})")
 print(f"after it: {live():.1f} MiB live ({gpu.numbers})")
 
@@ -286,7 +282,6 @@ with gpulab.VirtualGPU("T4", compute=False):
     whole = torch.empty(12 * GIB, dtype=torch.uint8, device="cuda")
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
     print(f"12 GiB in one piece fit; the cache was emptied {retries} time before (virtual)")
-    del whole
 
 # %% retry-explain [markdown]
 # PyTorch empties its cache **by itself** before it gives up, and counts these retries. So at the moment of the error,
@@ -331,15 +326,15 @@ why = "A row is a view: it has no memory of its own, and keeps the whole batch a
 row_guess.compare(torch.cuda.memory_allocated(device) - before, gpu.numbers, because=why)
 
 # %% leaks-compare-text [markdown]
-# And without `backward()`, as in validation? Here are both cases, for this model and for two transformer layers:
+# And without `backward()`, as in validation? And two transformer layers in place of this model?
 
 # %% leaks-compare
+print(f"this model, no backward: {loss_keeps(model, x, False):,} bytes a loss ({gpu.numbers})")
 with gpulab.VirtualGPU("T4", compute=False):
     layers, tokens = transformer(2), torch.empty(8, 128, 1024, device="cuda")
-    of_layers = [loss_keeps(layers, tokens, backward) for backward in (True, False)]
-of_model = [loss_keeps(model, x, backward) for backward in (True, False)]
-for name, (after, without) in {"this model": of_model, "transformer": of_layers}.items():
-    print(f"{name:<11} after backward {after}, without {without:,} bytes a loss (virtual)")
+    for backward in (True, False):
+        kept = loss_keeps(layers, tokens, backward)
+        print(f"transformer layers, {backward=}: {kept:,} bytes a loss (virtual)")
 
 # %% leaks-surprise [markdown]
 # Without `backward()`, the loss keeps the whole graph. So the tutorials are right about validation, and wrong about
@@ -348,9 +343,8 @@ for name, (after, without) in {"this model": of_model, "transformer": of_layers}
 # %% leaks-storage
 scores, zeros = torch.rand(2048, 10, device=device), torch.zeros(2048, 10, device=device)
 for loss_fn in (F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy, F.l1_loss, F.huber_loss):
-    loss = loss_fn(scores, zeros).detach()
-    kept, cloned = loss.untyped_storage().nbytes(), loss.clone().untyped_storage().nbytes()
-    print(f"{loss_fn.__name__:<20} keeps {kept:>6,} bytes, a clone {cloned} ({gpu.numbers})")
+    nbytes = loss_fn(scores, zeros).detach().untyped_storage().nbytes()
+    print(f"{loss_fn.__name__:<20} keeps {nbytes:>6,} bytes ({gpu.numbers})")
 
 # %% leaks-repair [markdown]
 # `mse_loss` surprises most people. It allocates its output at full size, 2048 × 10 numbers, and then resizes it to a
@@ -415,10 +409,9 @@ images = torch.randn(4, 3, 64, 64, device=device)
 kept = gpulab.memory.activation_bytes(resnet, images).total / MIB
 why = "eval() changes dropout and BatchNorm. Autograd builds the graph all the same."
 eval_guess.compare(round(kept, 1), gpu.numbers, because=why)
-with torch.no_grad():
-    print("no_grad():       ", gpulab.memory.activation_bytes(resnet, images))
-with torch.inference_mode():
-    print("inference_mode():", gpulab.memory.activation_bytes(resnet, images))
+for context in (torch.no_grad, torch.inference_mode):
+    with context():
+        print(f"{context.__name__}: {gpulab.memory.activation_bytes(resnet, images)}")
 
 # %% eval-explain [markdown]
 # Both contexts keep nothing. `inference_mode` also saves work on the host, but its tensors can never take part in
@@ -507,31 +500,8 @@ for high in (2**18, 200_000, 150_000, 120_000):
 # %% search-dirty-explain [markdown]
 # It finds less, and how much less depends on where it begins. The first attempt leaves large segments. A smaller
 # tensor moves into one of them, and the rest of it is too small for the next. PyTorch cannot give such a segment back,
-# because a tensor lives in it. *Before* the attempt, it could have.
-
-# %% clean-turn-text [markdown]
-# **Your turn** · 2 minutes. Somebody knew this, and put `empty_cache` where it comes too late. Move it.
-
-# %% clean-turn tags=["your-turn"]
-def fits_clean(two_steps, batch):
-    ### BEGIN SOLUTION
-    torch.cuda.empty_cache()  # nothing is alive here
-    try:
-        two_steps(batch)
-        return True
-    except torch.OutOfMemoryError:
-        return False
-    ### INSTEAD OF
-    # try:
-    #     two_steps(batch)
-    #     return True
-    # except torch.OutOfMemoryError:
-    #     torch.cuda.empty_cache()
-    #     return False
-    ### END SOLUTION
-
-
-gpulab.turn.fits_clean(fits_clean)
+# because a tensor lives in it. *Before* the attempt, it could have. So call `empty_cache` there, while nothing is
+# alive; in the `except` block it comes too late.
 
 # %% search-powers-explain [markdown]
 # The third question: bisect. The largest power of two, 65,536, would leave 36 % of the batch unused. Then leave 5 to
@@ -579,8 +549,7 @@ for settings in ("", "expandable_segments:True"):
 # 3. Choose “a, b, c, d, e, f, g, h=8MiB; free a, c, e, g; x=24MiB” as the script. Does the switch help now?
 
 # %% simulator
-script = "x=20MiB; free x; x=24MiB; free x; x=28MiB; free x; x=32MiB"
-gpulab.sim.allocator(script=script, memory=112)
+gpulab.sim.allocator(script="growing", memory=112)
 
 # %% fragments-verdict [markdown]
 # Expandable segments mend the waste of *growing* sizes. They do not help with small survivors between large

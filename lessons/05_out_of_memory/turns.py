@@ -1,5 +1,4 @@
-"""Judges the turns of lesson 05: the account of a message, recovery outside `except`, a validation that keeps nothing,
-and an attempt that begins with a clean cache."""
+"""Judges the turns of lesson 05: the account of a message, recovery outside `except`, a validation that keeps nothing."""
 
 from __future__ import annotations
 
@@ -190,62 +189,3 @@ def _noting(batches: list[Any], live: list[int]) -> Iterator[Any]:
         live.append(torch.cuda.memory_allocated())
         yield batch
     live.append(torch.cuda.memory_allocated())
-
-
-@turn("the same largest batch as on a fresh GPU, and no attempt alive afterwards (virtual T4)")
-def fits_clean(answer: Any) -> None:
-    """A function (two_steps, batch) that says whether two_steps(batch) runs, as on a GPU that nobody has used."""
-    high = 2 ** _whole(14, 16)
-    with virtual_gpu(compute=False):
-        wanted = _largest(_clean, high)
-    with virtual_gpu(compute=False):
-        given = _largest(_late, high)
-    with virtual_gpu(compute=False):
-        found = _largest(answer, high)
-        if found == given != wanted:
-            raise AsGiven(f"the search finds {found:,} samples; {wanted:,} fit on a fresh GPU")
-        if found != wanted:
-            raise NotYet(
-                f"the search finds {found:,} samples",
-                expected=f"{wanted:,}, as on a fresh GPU",
-                likely="True is for a batch that runs, False for OutOfMemoryError"
-                if found in (1, high - 1)
-                else "empty the cache when nothing of the attempt is alive: before it",
-            )
-
-
-def _largest(fits: Any, high: int) -> int:
-    low = 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        said = fits(_two_steps, middle)
-        if not isinstance(said, bool):
-            raise NotYet(f"{brief(said)} came back", expected="True or False", likely="a return is missing")
-        low, high = (middle, high) if said else (low, middle)
-    return low
-
-
-def _two_steps(batch: int) -> None:
-    """Two forward passes that keep twelve tensors of 64 KiB for each sample."""
-    for _ in range(2):
-        kept: list[torch.Tensor] = []
-        for _ in range(12):
-            kept.append(torch.empty(batch, 2**16, dtype=torch.uint8, device="cuda"))
-
-
-def _clean(two_steps: Callable[[int], None], batch: int) -> bool:
-    torch.cuda.empty_cache()
-    try:
-        two_steps(batch)
-        return True
-    except torch.OutOfMemoryError:
-        return False
-
-
-def _late(two_steps: Callable[[int], None], batch: int) -> bool:
-    try:
-        two_steps(batch)
-        return True
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        return False
