@@ -162,3 +162,19 @@ def no_gpu(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+
+
+@pytest.fixture(scope="session")
+def check_picture():
+    """Hold an SVG document to what every picture has to keep to."""
+    from .pictures_read import check_picture
+
+    return check_picture
+
+
+@pytest.fixture(scope="session")
+def contrast():
+    """WCAG 2's contrast ratio of two colours."""
+    from .pictures_read import contrast
+
+    return contrast

@@ -41,6 +41,11 @@ def test_a_page_stays_under_the_words(view, page):
     assert data["text/html"].endswith("<b>still</b>")
 
 
+def test_what_is_asleep_is_told_once_to_be_run(view):
+    (data,) = saved(view | {"text/html": f"<b>still</b>{asleep.UNRUN}"})
+    assert data["text/html"].endswith("<b>still</b>")
+
+
 def test_to_save_twice_says_it_once(view):
     (once,) = saved(view)
     assert saved(dict(once)) == [once]

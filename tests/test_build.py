@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import build  # noqa: E402
+from courselib import spoilers  # noqa: E402
 
 SOURCE = '''\
 # %% title [markdown]
@@ -128,6 +129,32 @@ def test_a_source_that_cannot_be_built_says_where(course, old, new, message):
         build.parse(course)
 
 
+@pytest.mark.parametrize("old", ["    # TODO: return twice x", "    return 2 * x", 'print("done")'])
+def test_a_line_of_code_that_would_be_cut_at_the_right_is_none_to_build(course, old):
+    def columns(number):
+        return SOURCE.replace(old, f"{old}  #".ljust(number, "-"))
+
+    course.path.write_text(columns(100), encoding="utf-8")
+    build.parse(course)
+    course.path.write_text(columns(101), encoding="utf-8")
+    with pytest.raises(build.SourceError, match="a line of code has 101 columns, more than 100"):
+        build.parse(course)
+
+
+def test_a_line_of_text_may_be_long_because_it_wraps(course):
+    course.path.write_text(SOURCE.replace("What comes next.", "What comes next. " * 20), encoding="utf-8")
+    build.parse(course)
+
+
+def test_a_measurement_is_kept_where_only_the_layout_of_its_code_changes(course):
+    build.build(course)
+    saved = nbformat.read(course.notebook, as_version=4).cells[3].outputs
+    for new, kept in (("print(\n    time.perf_counter()  # now\n)", True), ("print(time.perf_counter(), 1)", False)):
+        course.path.write_text(SOURCE.replace("print(time.perf_counter())", new), encoding="utf-8")
+        build.build(course)
+        assert (nbformat.read(course.notebook, as_version=4).cells[3].outputs == saved) is kept
+
+
 def test_a_failing_cell_stops_the_build_and_leaves_the_old_notebook(course):
     build.build(course, force=False)
     before = course.notebook.read_bytes()
@@ -135,6 +162,16 @@ def test_a_failing_cell_stops_the_build_and_leaves_the_old_notebook(course):
     with pytest.raises(Exception, match="name 'y' is not defined"):
         build.build(course, force=False)
     assert course.notebook.read_bytes() == before
+
+
+def test_a_prediction_speaks_of_pages_that_do_not_fold_in_the_saved_page_only():
+    def shown(**data):
+        return build._clean(nbformat.v4.new_output("display_data", data=data)).data["text/plain"]
+
+    live = {"text/plain": "Predict: how many?", build.WIDGET_VIEW: {"model_id": "1"}}
+    assert shown(**live) == f"Predict: how many?\n{build.UNFOLDED}"
+    assert shown(**live | {"text/plain": "Question 1"}) == "Question 1"
+    assert shown(**{"text/plain": "Predict: how many?"}) == "Predict: how many?"
 
 
 def test_paths_of_this_machine_do_not_get_into_outputs():
@@ -284,6 +321,158 @@ def test_a_prediction_that_cannot_be_folded_is_named(asking, old, new, message):
     with pytest.raises(build.SourceError, match=message) as caught:
         build.parse(asking)
     assert "97_asking/lecture.py" in str(caught.value)
+
+
+# --- no text tells the answer of a prediction -------------------------------------------------------------
+
+GUESSING = """\
+# %% title [markdown]
+# # A small lecture
+#
+# Three batches are counted here, and GOAL.
+
+# %% ask
+import gpulab
+guess = gpulab.predict("How many of the seven batches are lost?")
+
+# %% answer
+lost = 5  # COMMENT
+guess.compare(lost, "computed", because="The last five are cut off, 5 of seven.")
+
+# %% first [markdown]
+# FIRST. Seven samples follow.
+
+# %% turn-text [markdown]
+# **Your turn** · 1 minute. SECOND.
+
+# %% turn tags=["your-turn"]
+def double(x):
+    ### BEGIN SOLUTION
+    return 2 * x  # five of seven
+    ### END SOLUTION
+gpulab.turn.double(double)
+
+# %% third [markdown]
+# THIRD.
+"""
+
+
+def lecture(course, text):
+    path = course.path.parents[1] / "95_guessing" / "lecture.py"
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    return next(s for s in build.sources(["95"]))
+
+
+def built(source, *outputs):
+    """The cells of the lecture as if it had been run, with these texts as outputs of its first code cells."""
+    cells = build.parse(source).cells
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    for cell, text in zip(code, outputs, strict=False):
+        cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=text)]
+    return cells
+
+
+ASKED = "Predict: How many of the seven batches are lost?\n"
+ANSWERED = "computed: 5 (no prediction was typed)\nThe last five are cut off, 5 of seven.\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "cell"),
+    [
+        ("GOAL", "five of seven are lost", "title"),
+        ("COMMENT", "5 of 7", "answer"),
+        ("FIRST", "Five of the seven: the last ones", "first"),
+        ("FIRST", "The loop loses\n# 5 batches", "first"),
+        ("SECOND", "Why five batches", "turn-text"),
+    ],
+)
+def test_a_text_that_tells_the_answer_of_a_prediction_is_named(course, place, text, cell):
+    source = lecture(course, GUESSING.replace(place, text))
+    told = list(build.spoiled(source, built(source, ASKED, ANSWERED)))
+    sentence = " ".join(text.replace("# ", "").split())
+    assert len(told) == 1
+    start = "lessons/95_guessing/lecture.py"
+    assert told[0].startswith(
+        f"{start}: cell {cell!r} tells the answer of “How many of the seven batches are lost?”, 5: "
+    )
+    assert sentence in told[0]
+
+
+@pytest.mark.parametrize("place", ["GOAL", "COMMENT", "FIRST", "SECOND"])
+@pytest.mark.parametrize(
+    "text", ["5 minutes later", "fives of seven", "seven batches", "5 of them, or lesson 05", "15 batches"]
+)
+def test_another_number_or_a_bare_one_tells_nothing(course, place, text):
+    source = lecture(course, GUESSING.replace(place, text))
+    assert list(build.spoiled(source, built(source, ASKED, ANSWERED))) == []
+
+
+def test_the_third_text_below_an_answer_and_a_solution_may_tell_it(course):
+    source = lecture(course, GUESSING.replace("THIRD", "Five of the seven batches"))
+    assert list(build.spoiled(source, built(source, ASKED, ANSWERED))) == []
+
+
+def test_a_prediction_without_a_printed_answer_is_named(course):
+    source = lecture(course, GUESSING)
+    assert list(build.spoiled(source, built(source, ASKED, ""))) == [
+        "lessons/95_guessing/lecture.py: guess printed no question or no answer"
+    ]
+
+
+def test_build_and_check_fail_where_a_text_tells_the_answer(course, monkeypatch, capsys):
+    path = course.path.parents[1] / "95_guessing" / "lecture.py"
+    path.parent.mkdir()
+    cells = ['import gpulab\nguess = gpulab.predict("How long?", unit="ms")', 'guess.compare(17.52, "computed")']
+    text = "".join(f"# %% code{number}\n{cell}\n\n" for number, cell in enumerate(cells))
+    path.write_text(text + "# %% told [markdown]\n# It takes 17.5 ms.\n", encoding="utf-8")
+    told = "cell 'told' tells the answer of “How long? (in ms)”, 17.52 ms: It takes 17.5 ms."
+    for arguments in (["95"], ["--check", "95"]):
+        monkeypatch.setattr(sys, "argv", ["build.py", *arguments])
+        assert build.main() == 1
+        assert f"lessons/95_guessing/lecture.py: {told}" in capsys.readouterr().out.splitlines()
+    path.write_text(text + "# %% told [markdown]\n# It takes longer than 16 ms.\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["build.py", "95"])
+    assert build.main() == 0
+    assert list(build.problems(next(iter(build.sources(["95"]))))) == []
+
+
+@pytest.mark.parametrize(
+    ("question", "value", "unit", "telling", "silent"),
+    [
+        (
+            "How many times as long?",
+            3.5,
+            "times",
+            ["3.5 ×", "3.50 times", "a 3.5-fold time", "3.5"],
+            ["3 times", "3.5 ms"],
+        ),
+        (
+            "How many times as long?",
+            2.0,
+            "times",
+            ["twice as long", "two times", "2×"],
+            ["2 × 4", "the second", "2 ms"],
+        ),
+        ("How much?", 1.312, "times", ["1.31 times", "31 % more"], ["31 GB", "1.3125 times", "32 %"]),
+        ("What share?", 31.0, "%", ["31 per cent", "31 %", "1.31 times", "only 31."], ["31 rows", "3 %", "1.4 times"]),
+        (
+            "How many bytes?",
+            39720.0,
+            "bytes",
+            ["39,700 bytes", "39720", "40,000 bytes or 39,720"],
+            ["40,000", "39 of 720"],
+        ),
+        ("How often is it compiled?", 2.0, "", ["Twice: once"], ["two lengths"]),
+        ("Which line is blamed?", 8.0, "", ["line 8 is"], ["8 lines", "line 80", "in line x8"]),
+        ("x has 4 MiB. How many are copied?", 4.0, "MiB", [], ["4 MiB"]),
+        ("How many seconds?", 12.0, "", ["twelve seconds", "12 seconds", "12, in all"], ["12 steps", "3.12", "12,000"]),
+    ],
+)
+def test_a_number_tells_the_answer_with_its_unit_or_by_its_digits(question, value, unit, telling, silent):
+    answer = spoilers.Answer(question, value, unit)
+    assert [text for text in telling if not answer.told_in(text)] == []
+    assert [text for text in silent if answer.told_in(text)] == []
 
 
 # --- the reader's turn -----------------------------------------------------------------------------------

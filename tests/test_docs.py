@@ -7,8 +7,13 @@ from urllib.parse import urlsplit
 
 import nbformat
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
 
 from gpulab import course
+from virtualgpu.gpus.specs import spec
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -41,12 +46,17 @@ def rows(page):
     for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
         if heading := re.match(r"## (\d\d) ·", line):
             number = heading[1]
-        elif line.startswith("| ") and not line.startswith(("| you will read", "| message")):
+        elif line.startswith("| ") and not line.startswith(("| the web says", "| message")):
             found.append((number, [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]))
     return found
 
 
-MYTHS, ERRORS = rows("myths.md"), rows("errors.md")
+MYTHS, ERRORS = rows("myths.md"), [cells for _, cells in rows("errors.md")]
+
+
+def quoted(message):
+    """What stands between backquotes."""
+    return " … ".join(re.findall(r"`+ ?(.+?) ?`+(?!\w)", message))
 
 
 def test_there_are_myths_of_every_lesson_that_is_written():
@@ -55,30 +65,31 @@ def test_there_are_myths_of_every_lesson_that_is_written():
 
 
 @pytest.mark.parametrize(("number", "cells"), MYTHS, ids=[cells[0][:50] for _, cells in MYTHS])
-def test_a_myth_has_source_verdict_and_a_section_that_tests_it(number, cells):
-    claim, source, verdict, tested, instead = cells
-    assert all((claim, verdict, instead))
-    assert re.fullmatch(r"00[0-4](, 00[0-4])*|web", source), source
+def test_a_myth_says_what_holds_and_where_it_is_tested(number, cells):
+    claim, holds, tested = cells
+    assert claim
+    assert holds
     headings, _ = notebook(number)
     sections = re.findall(r"\*([^*]+)\*", tested)
-    assert sections, f"no section in {tested!r}"
+    assert sections or tested == "[Which GPU?](cards.md)", f"no section in {tested!r}"
     for section in sections:
         assert any(flat(heading).startswith(flat(section)) for heading in headings), section
 
 
-@pytest.mark.parametrize(("number", "cells"), ERRORS, ids=[cells[0][:50] for _, cells in ERRORS])
-def test_a_message_is_one_that_its_lesson_shows(number, cells):
-    message, cause, repair, lessons = cells
+@pytest.mark.parametrize("cells", ERRORS, ids=[cells[0][:50] for cells in ERRORS])
+def test_a_message_is_one_that_its_lesson_shows(cells):
+    message, cause, fix, lesson = cells
     assert cause
-    assert repair
-    numbers = [number for number in re.findall(r"\b(\d\d)\b", lessons) if number in LESSONS]
-    assert numbers, f"no lesson in {lessons!r}"
-    if lessons.endswith("(explained here only)"):
+    assert fix
+    found = re.fullmatch(r"(\d\d)(?: \*([^*]+)\*)?", lesson)
+    assert found, f"no lesson in {lesson!r}"
+    assert found[1] in LESSONS, lesson
+    if not found[2]:
         return
-    quoted = " … ".join(re.findall(r"`+ ?(.+?) ?`+(?!\w)", message))
-    pieces = [flat(piece).strip()[:24] for piece in re.split(r"…|\.\.\.|Error: |Warning: |[()]", quoted)]
-    told = [notebook(number)[1] for number in numbers]
-    assert any(len(piece) > 11 and piece in text for piece in pieces for text in told), pieces
+    headings, told = notebook(found[1])
+    assert any(flat(heading).startswith(flat(found[2])) for heading in headings), lesson
+    pieces = [flat(piece).strip()[:24] for piece in re.split(r"…|\.\.\.|Error: |Warning: |[()]", quoted(message))]
+    assert any(len(piece) > 11 and piece in told for piece in pieces), pieces
 
 
 def test_every_error_that_a_lecture_raises_is_in_the_index():
@@ -91,21 +102,88 @@ def test_every_error_that_a_lecture_raises_is_in_the_index():
                     assert flat(output.evalue)[:25].strip() in index, output.evalue
 
 
-def test_the_messages_are_in_alphabetical_order_and_each_is_there_once():
-    names = [re.sub(r"[^a-z0-9 ]", "", cells[0].lower()).strip() for _, cells in ERRORS]
-    assert names == sorted(names)
-    quotes = [" … ".join(re.findall(r"`+ ?(.+?) ?`+(?!\w)", cells[0])) for _, cells in ERRORS]
+def test_each_message_is_there_once():
     pieces = [
-        [flat(p).strip() for p in re.split(r"…|\.\.\.|Error: |Warning: ", quote) if len(p) > 20] for quote in quotes
+        [flat(piece).strip() for piece in re.split(r"…|\.\.\.|Error: |Warning: ", quoted(cells[0])) if len(piece) > 20]
+        for cells in ERRORS
     ]
     for i, mine in enumerate(pieces):
-        others = [flat(quote) for j, quote in enumerate(quotes) if j != i]
-        assert not mine or not any(all(piece in other for piece in mine) for other in others), quotes[i]
+        others = [flat(quoted(cells[0])) for j, cells in enumerate(ERRORS) if j != i]
+        assert not mine or not any(all(piece in other for piece in mine) for other in others), ERRORS[i][0]
 
 
-@pytest.mark.parametrize(("number", "cells"), ERRORS, ids=[cells[0][:50] for _, cells in ERRORS])
-def test_a_row_is_understood_without_its_neighbour(number, cells):
+def twice():
+    loss = torch.ones(3, requires_grad=True).square().sum()
+    loss.backward()
+    loss.backward()
+
+
+def overwritten():
+    x = torch.ones(3, requires_grad=True).exp()
+    x.add_(1)
+    x.sum().backward()
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Sequential(nn.Linear(2, 2))
+
+
+# What raises a message of the page on any machine.
+RAISED = {
+    "backward twice": twice,
+    "in place": overwritten,
+    "no graph": lambda: torch.ones(3).sum().backward(),
+    "module.": lambda: Wrapped().load_state_dict(nn.Sequential(nn.Linear(2, 2)).state_dict()),
+    "label": lambda: F.cross_entropy(torch.zeros(1, 10), torch.tensor([10])),
+    "device": lambda: torch.zeros(1, device="gpu"),
+    "NumPy": lambda: torch.ones(1, requires_grad=True).numpy(),
+    "bfloat16": lambda: torch.ones(1, dtype=torch.bfloat16).numpy(),
+    "dtype": lambda: nn.Linear(2, 2)(torch.ones(2, 2).half()),
+    "overflow": lambda: torch.ones(2).half().fill_(-1e9),
+    "view": lambda: torch.ones(2, 3).t().view(-1),
+    "batch of 0": lambda: DataLoader(torch.ones(3), batch_size=0),
+}
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_a_message_is_quoted_as_pytorch_prints_it(name):
+    with pytest.raises((RuntimeError, IndexError, TypeError, ValueError)) as raised:
+        RAISED[name]()
+    said = f"{raised.typename}: {raised.value}"
+    rows = [[part.strip() for part in quoted(cells[0]).split("…") if len(part) > 5] for cells in ERRORS]
+    assert any(row and all(part in " ".join(said.split()) for part in row) for row in rows), said
+
+
+def test_the_contents_name_the_symptoms_in_their_order():
+    text = (DOCS / "errors.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert re.findall(r"^\[(.+)\]\(#.+\)", text, re.MULTILINE) == headings
+
+
+@pytest.mark.parametrize("cells", ERRORS, ids=[cells[0][:50] for cells in ERRORS])
+def test_a_row_is_understood_without_its_neighbour(cells):
     assert not re.match(r"the same\b|as above|see above", " ".join(cells[1:]).lower())
+
+
+GPUS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in (DOCS / "cards.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| `")
+]
+
+
+@pytest.mark.parametrize("cells", GPUS, ids=[cells[0] for cells in GPUS])
+def test_the_table_of_gpus_is_what_the_virtual_gpu_computes_with(cells):
+    gpu = spec(cells[0].strip("`"))
+    newest = [form for form, first in (("bf16", (8, 0)), ("fp8", (8, 9)), ("fp4", (10, 0))) if gpu.capability >= first]
+    numbers = [gpu.memory_gb, gpu.bandwidth_gbps, *(gpu.tflops[form] for form in ("fp32", "tf32", "fp16"))]
+    link = gpu.gpu_link and gpu.gpu_link.both_ways_gbps
+    expected = ["–" if number is None else f"{number:g}" for number in (*numbers, gpu.watts, link)]
+    assert [*cells[1:6], *cells[7:9]] == expected
+    assert cells[6] == (newest or ["fp16"])[-1]
+    assert all(piece in gpu.source for piece in cells[9].split("; "))
 
 
 # What to try when memory runs out, by what it costs: the lecture, the checklist and the interview say one order.
@@ -232,6 +310,25 @@ READ = [
     *sorted((ROOT / "lessons").glob("*/*.py")),
     *sorted((ROOT / "lessons").glob("*/quiz.toml")),
 ]
+
+
+def anchors(path):
+    """The names by which GitHub links to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [path for path in READ if path.suffix in (".md", ".py")], ids=lambda page: page.name)
+def test_a_link_leads_to_a_file_and_heading_that_are_there(page):
+    folder = ROOT / "notebooks" if page.suffix == ".py" else page.parent  # lectures are read as notebooks
+    for target in re.findall(
+        r"\]\((?!\w+:)([^()\s]+\.(?:md|ipynb|py)(?:#[^()\s]+)?|#[^()\s]+)\)", page.read_text("utf-8")
+    ):
+        name, _, anchor = target.partition("#")
+        path = folder / name if name else page
+        assert path.exists(), target
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), target
 
 
 def addresses(text):

@@ -199,6 +199,8 @@ def test_an_unsolved_exercise_runs_through_and_every_error_is_not_attempted(path
     asyncio.run(client.async_execute())
     errors = [(c, o) for c in notebook.cells for o in c.get("outputs", []) if o.output_type == "error"]
     assert {o.ename for _, o in errors} == {"NotAttempted"}
+    for cell, error in errors:  # JupyterLab hides an error that comes right after this note
+        assert 'class="gpulab-not-yet"' in cell.outputs[cell.outputs.index(error) - 1].data["text/html"]
     checks = [c for c in notebook.cells if "check" in c.metadata.get("tags", [])]
     assert checks
     assert all(any(c is cell for cell, _ in errors) for c in checks), "a check that passes on a stub"

@@ -9,8 +9,8 @@ import pytest
 README = (pictures.ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", pictures.SIMULATORS)
-def test_a_simulator_in_the_readme_is_as_it_draws_itself(name):
+@pytest.mark.parametrize("name", [*pictures.SIMULATORS, *pictures.TEXTS])
+def test_a_picture_is_as_it_is_drawn(name):
     assert (pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8") == pictures.drawn(name)
 
 

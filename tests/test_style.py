@@ -4,10 +4,11 @@ import os
 import struct
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 
 import pytest
 
-from virtualgpu.pictures import display, style
+from virtualgpu.pictures import display, figures, style
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +62,8 @@ class TestShow:
         assert attributes["alt"] == 'A line that "rises" & <bends>'
         assert output["text/plain"] == 'A line that "rises" & <bends>'
         kind, data = attributes["src"].split(",")
-        assert kind == "data:image/png;base64"
-        assert base64.b64decode(data).startswith(b"\x89PNG")
+        assert kind == "data:image/svg+xml;base64"
+        assert ET.fromstring(base64.b64decode(data)).tag == "{http://www.w3.org/2000/svg}svg"
 
     def test_closes_the_figure_so_that_it_is_not_shown_again(self, figure, shown):
         import matplotlib.pyplot as plt
@@ -98,9 +99,68 @@ class TestShow:
             style.lecture(scale)
             figure, _ = plt.subplots()
             style.show(figure, alt="Axes")
-            png = base64.b64decode(image(shown[-1]["text/html"])["src"].split(",")[1])
-            widths.append(struct.unpack(">I", png[16:20])[0])
+            svg = base64.b64decode(image(shown[-1]["text/html"])["src"].split(",")[1])
+            widths.append(int(ET.fromstring(svg).get("width")))
         assert widths == [720, 1008]
+
+    def test_many_points_are_a_png_of_the_same_size(self, shown):
+        import matplotlib.pyplot as plt
+
+        style.use()
+        figure, axes = plt.subplots()
+        axes.scatter(range(5000), range(5000))
+        style.show(figure, alt="Five thousand points")
+        kind, data = image(shown[0]["text/html"])["src"].split(",")
+        assert kind == "data:image/png;base64"
+        assert len(data) < 150_000
+        assert struct.unpack(">I", base64.b64decode(data)[16:20])[0] == 720
+
+
+def drawing():
+    """Everything that has a colour, in the colours of the style."""
+    import matplotlib.pyplot as plt
+
+    style.use()
+    figure, axes = plt.subplots()
+    for place, colour in enumerate(style.PALETTE):
+        axes.plot([0, 1], [place, place], color=colour)
+        axes.scatter([2], [place], color=colour)
+        axes.bar([3 + place], [1], color=colour, hatch="//", edgecolor="white")
+        axes.text(4, place, "letters $10^3$", color=colour)
+    axes.fill_between([0, 1], [1, 2], color="black", alpha=0.2)
+    axes.set_title("letters")
+    return figure
+
+
+class TestFigures:
+    def test_the_same_figure_is_the_same_to_the_byte_and_has_no_date(self):
+        one, other = figures.image(drawing()), figures.image(drawing())
+        assert one == other
+        assert b"metadata" not in one[1]
+
+    def test_in_the_dark_every_shape_line_and_letter_shows_on_the_ground(self, contrast):
+        ground = figures.SHAPES[style.PAPER]
+        for colours, least in ((figures.SHAPES, 3), (figures.LINES, 3), (figures.LETTERS, 4.5)):
+            for colour in {*style.PALETTE, style.INK, style.MUTED}:
+                assert contrast(colours.get(colour, colour), ground) >= least, colour
+
+    def test_letters_read_on_every_shape_in_the_dark_that_ink_reads_on_in_the_light(self, contrast):
+        for colour in set(style.PALETTE) - {style.BLUE, style.BLACK}:
+            assert contrast(figures.LETTERS[style.INK], figures.SHAPES[colour]) >= 4.5
+
+    def test_blue_and_sky_are_told_apart_in_the_dark(self, contrast):
+        assert contrast(figures.LINES[style.BLUE], figures.LINES[style.SKY]) >= 2
+
+    def test_there_is_a_rule_for_each_colour_that_is_drawn_and_no_other(self):
+        text = figures.themed(drawing())
+        body, rules = text.split("<style>@media (prefers-color-scheme:dark)")
+        for colour in figures.SHAPES:
+            light, dark = colour.lower(), figures.SHAPES[colour]
+            assert (f"fill: {light}" in body) == (f'fill: {light}"]' in rules), colour
+            assert f'fill: {light}"]{{fill:{dark}!important}}' in rules or f"fill: {light}" not in body
+            assert (f'fill="{light}"' in body) == (f'[fill="{light}"]{{fill:{dark}}}' in rules), colour
+        assert 'stroke: #000000"]{stroke:#F2F2F2!important}' in rules
+        assert "{svg{fill:#F2F2F2}" in rules  # letters and shapes in black, to which matplotlib gives no colour
 
 
 class TestLecture:

@@ -1,7 +1,7 @@
 """How exact the virtual GPU is: `python tools/accuracy.py [--gpu 8.0 …] [--quick] [--write]`.
 
 Runs recorded training steps on the virtual GPU and prints, as Markdown, what was recorded and by how much the
-prediction is off; `--write` makes docs/accuracy.md of it, and the five lines between the two marks in README.md. It is
+prediction is off; `--write` makes docs/accuracy.md of it, and the six lines between the two marks in README.md. It is
 no test: a miss is shown as it is. The words between the tables are those of evidence/accuracy.md.
 """
 
@@ -173,6 +173,12 @@ def times(rows: Sequence[predict.Trained]) -> str:
     return "- " + "; ".join(parts) + "." if parts else "- No step times were recorded."
 
 
+def on_gpu(rows: Sequence[Row], steps: Sequence[predict.Trained], gpu: str) -> str:
+    """One line on a real GPU: what is not a matter of equal bytes."""
+    reserved = _spread([row.reserved for row in rows])
+    return f"- {gpu}: reserved memory, which decides whether a step runs out, {reserved}; {times(steps)[2:]}"
+
+
 @dataclass
 class Report:
     """The parts of docs/accuracy.md, and the lines of it that README.md keeps. What the page calls {real} yields
@@ -195,6 +201,7 @@ class Report:
     def real(self) -> Iterator[str]:
         """Recordings of real GPUs."""
         done: list[tuple[dict[str, Any], list[predict.Trained]]] = []
+        lines = []
         for path in predict.recordings():
             recording = predict.load(path)
             if not predict.is_of_a_gpu(recording):
@@ -206,7 +213,8 @@ class Report:
             yield f"Measured on {device['name']}, torch {device['torch']} (`{path.name}`): {WHAT}"
             yield table(rows)
             yield "\n".join([to_the_byte(done[-1:]), summary(rows, device["name"]), times(steps)])
-        self.brief += [to_the_byte(done), times([step for _, steps in done for step in steps])]
+            lines.append(on_gpu(rows, steps, device["name"]))
+        self.brief += [to_the_byte(done), *lines]
 
     def stand_in(self) -> Iterator[str]:
         """PyTorch's CUDA code on the stand-in for the driver."""

@@ -10,7 +10,8 @@ What depends on the machine keeps its saved output while its code is the same; `
 machine: after a change of what such a cell calls, and where a sum was not printed beside what it is the sum of.
 What answers a prediction is folded in a lecture, until its reader runs it. A turn of the reader's is written solved in
 the source; the lecture has the code to change, and the solution folded under it.
-`--check` builds nothing: it fails, and says why, when a notebook is not what its source gives.
+`--check` builds nothing: it fails, and says why, when a notebook is not what its source gives. Both fail where a text
+of a lecture tells the answer of a prediction too early.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 
 import jupytext
 import nbformat
+from courselib import spoilers
 from courselib.patience import HANG_SECONDS
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
@@ -38,11 +40,13 @@ from nbformat import NotebookNode
 from traitlets.config import Config
 
 from gpulab import capstone
+from gpulab.notebook.predict import UNFOLDED
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "virtual:T4"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 COVER = nbformat.v4.new_output("display_data")  # without data: it renders as nothing
+COLUMNS = 100  # of a line of code that JupyterLab shows at 1280 px without scrolling sideways: 107 less a margin
 FORM = "1"  # raise it when this file gives other notebooks for the same sources
 
 TAGS = {
@@ -107,8 +111,7 @@ def parse(source: Source) -> NotebookNode:
         tags = list(cell.metadata.get("tags", []))
         if unknown := set(tags) - set(TAGS):
             raise SourceError(f"{where}: cell {name!r} has the tag {unknown.pop()!r}; known tags: {', '.join(TAGS)}")
-        identity = hashlib.sha256(f"{source.folder}/{source.name}/{name}".encode()).hexdigest()[:12]
-        cells.append(_cell(cell, identity, tags))
+        cells.append(_cell(cell, _identity(source, name), tags))
         if "script" in tags:
             cells[-1].source = f"{first}\n{capstone.sound().rstrip()}"
         if "your-turn" in tags:
@@ -117,6 +120,8 @@ def parse(source: Source) -> NotebookNode:
             cells[-1].metadata["nbgrader"] = _grading(name, solution="solution" in tags)
     if source.folder == "notebooks":
         predictions(cells, where.as_posix())  # a SourceError comes before anything is run
+    else:
+        _narrow(cells, where.as_posix())
     notebook: NotebookNode = nbformat.v4.new_notebook(cells=cells)
     notebook.nbformat_minor = 5
     notebook.metadata = NotebookNode(
@@ -125,6 +130,24 @@ def parse(source: Source) -> NotebookNode:
         language_info={"name": "python"},
     )
     return notebook
+
+
+def _narrow(cells: list[NotebookNode], where: str) -> None:
+    """SourceError where a line of code is cut at the right of a window; text wraps by itself."""
+    for cell in cells:
+        if cell.cell_type == "code":
+            for line in cell.source.splitlines():
+                if len(line) > COLUMNS:
+                    raise SourceError(f"{where}: a line of code has {len(line)} columns, more than {COLUMNS}: {line!r}")
+
+
+def _identity(source: Source, name: str) -> str:
+    """The id of the cell of this name."""
+    return hashlib.sha256(f"{source.folder}/{source.name}/{name}".encode()).hexdigest()[:12]
+
+
+def _names(source: Source) -> list[str]:
+    return re.findall(r"^# %% (\S+)", source.path.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def predictions(cells: list[NotebookNode], where: str) -> list[tuple[str, list[NotebookNode]]]:
@@ -144,6 +167,34 @@ def predictions(cells: list[NotebookNode], where: str) -> list[tuple[str, list[N
                 raise SourceError(f"{where}: a turn stands between {name!r} and its answer, and would be folded")
             found.append((name, [cell for cell, asks, _ in rest[: last + 1] if not asks]))
     return found
+
+
+def spoiled(source: Source, cells: list[NotebookNode]) -> Iterator[str]:
+    """A sentence for each text of an executed lecture that tells a prediction's answer before the reader has guessed,
+    or right below, by the rule of `courselib.spoilers`. What explains the number belongs in `compare(…, because="…")`.
+    """
+    where = source.path.relative_to(ROOT).as_posix()
+    named = {_identity(source, name): name for name in _names(source)}
+    asked: dict[str, str] = {}
+    for cell in cells:
+        if cell.cell_type == "code":
+            questions = re.findall(r"^Predict: (.*)", printed(cell), re.MULTILINE)
+            asked |= dict(zip(_asked_and_compared(cell.source, where)[0], questions, strict=False))
+    for name, answers in predictions(cells, where):
+        compared = list(dict.fromkeys(re.findall(r"\b(\w+)\.compare\(", answers[-1].source)))
+        found = dict(zip(compared, spoilers.compared(printed(answers[-1])), strict=False))
+        if name not in found or name not in asked:
+            yield f"{where}: {name} printed no question or no answer"
+            continue
+        answer = spoilers.Answer(asked[name], *found[name])
+        for cell, sentence in spoilers.tellers(answer, cells, cells.index(answers[-1])):
+            place = named.get(cell.id, cell.id)
+            yield f"{where}: cell {place!r} tells the answer of “{answer.question}”, {answer}: {sentence}"
+
+
+def printed(cell: NotebookNode) -> str:
+    """The text of all outputs of a code cell."""
+    return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
 
 
 def _asked_and_compared(source: str, where: str) -> tuple[list[str], set[str]]:
@@ -206,7 +257,7 @@ def _turn(cells: list[NotebookNode], source: Source, name: str) -> list[Notebook
     given = "".join(f"{indent}{line.removeprefix(f'{indent}# ')}\n" for line in lines)
     solved = re.sub(r"^ *# TODO.*\n", "", _TURN.sub(lambda _: solution, cell.source), flags=re.MULTILINE)
     cell.source = _TURN.sub(lambda _: given, cell.source)
-    identity = hashlib.sha256(f"{source.folder}/{source.name}/{name}/solution".encode()).hexdigest()[:12]
+    identity = _identity(source, f"{name}/solution")
     shown = solved.rpartition("gpulab.turn.")[0].rstrip()
     text = f"<details><summary>A solution</summary>\n\n```python\n{shown}\n```\n\n</details>"
     return [cell, nbformat.v4.new_markdown_cell(text, id=identity)]
@@ -298,9 +349,10 @@ def _clean(output: NotebookNode) -> NotebookNode:
         output.traceback = [_without_paths(line) for line in output.traceback]
         output.evalue = _without_paths(output.evalue)
     else:
-        output.data.pop(WIDGET_VIEW, None)
+        widget = output.data.pop(WIDGET_VIEW, None)
         if "text/plain" in output.data:
-            output.data["text/plain"] = _without_paths(output.data["text/plain"])
+            text = _without_paths(output.data["text/plain"])
+            output.data["text/plain"] = f"{text}\n{UNFOLDED}" if widget and text.startswith("Predict: ") else text
     return output
 
 
@@ -317,8 +369,18 @@ def keep_host_dependent(notebook: NotebookNode, old: NotebookNode | None) -> Non
     kept: dict[str, Any] = {c.id: c for c in old.cells} if old else {}
     for cell in notebook.cells:
         before = kept.get(cell.id)
-        if "host-dependent" in cell.metadata.get("tags", []) and before and before.source == cell.source:
+        if "host-dependent" in cell.metadata.get("tags", []) and before and _same_code(before.source, cell.source):
             cell.outputs = before.outputs
+
+
+def _same_code(one: str, other: str) -> bool:
+    """Whether the two do the same: where lines are broken, and what comments say, makes no difference."""
+    if one == other:
+        return True
+    try:
+        return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+    except SyntaxError:  # a magic of IPython's
+        return False
 
 
 def keep_outputs(notebook: NotebookNode, old: NotebookNode) -> bool:
@@ -410,6 +472,8 @@ def problems(source: Source) -> Iterator[str]:
         yield f"{name}: cells differ from the source; notebooks are edited in lessons/ only"
     elif stored.cells != wanted.cells:
         yield f"{name}: a fold is not covered, and JupyterLab would write a line of the answer on it"
+    if inputs[0] == inputs[1] and source.folder == "notebooks":
+        yield from spoiled(source, stored.cells)
     for cell in stored.cells:
         if cell.cell_type == "code" and cell.execution_count is None and cell.source.strip():
             yield f"{name}: cell {cell.id} has no execution count, so its output would not be compared"
@@ -446,11 +510,17 @@ def main() -> int:
             if wrong:
                 print("run: make notebooks")
             return bool(wrong)
+        wrong = []
         for source in chosen:
             print(
                 f"{source.notebook.relative_to(ROOT)}: {build(source, force=args.force, measure=args.measure)}",
                 flush=True,
             )
+            if source.folder == "notebooks" and (built := read(source.notebook)):
+                wrong += spoiled(source, built.cells)
+        if wrong:
+            print("\n".join(wrong))
+            return 1
     except SourceError as error:
         print(error)
         return 1

@@ -1,7 +1,7 @@
-"""The pictures of README.md: `python tools/pictures.py` writes docs/pictures/ anew.
+"""The pictures of README.md and of the lectures' texts: `python tools/pictures.py` writes docs/pictures/ anew.
 
 Four simulators as they draw themselves, and the memory of two training steps on a virtual GPU. Their alt texts in
-README.md are the pictures' own words. A test compares those, and the simulators to the letter.
+README.md are the pictures' own words. A test compares those, and what is drawn to the letter.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import gpulab
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, PAPER
+from virtualgpu.pictures.svg import HEAD, Picture, bar, line, rect, shape, text
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "pictures"
@@ -26,9 +28,50 @@ SIMULATORS: dict[str, Callable[[], Any]] = {
 
 
 def drawn(name: str) -> str:
-    """The simulator's picture as SVG text that stands alone."""
-    svg: str = SIMULATORS[name]().svg()
+    """The picture as SVG text that stands alone: a simulator's, or one of `TEXTS`."""
+    svg: str = TEXTS[name]().text() if name in TEXTS else SIMULATORS[name]().svg()
     return svg + "\n"
+
+
+def host_and_gpu() -> Picture:
+    """Where a training script runs: the host launches and copies over the bus, the GPU computes in its own memory."""
+    body = [
+        rect(18, 10, 300, 176, fill=PAPER, stroke=BLUE, radius=8),
+        text(34, 36, "Host", size=HEAD, weight="bold"),
+        text(34, 62, "processor: Python code, the loader"),
+        text(34, 84, "memory: the data set, batches"),
+        rect(542, 10, 300, 176, fill=PAPER, stroke=GREEN, radius=8),
+        text(558, 36, "GPU", size=HEAD, weight="bold"),
+        text(558, 62, "thousands of lanes that compute"),
+        text(558, 84, "memory: model, activations, gradients"),
+        *(bar(558 + 92 * i, 112, 82, 36, fill=GREEN) for i in range(3)),
+        *(
+            text(599 + 92 * i, 135, words, anchor="middle", fill=INK)
+            for i, words in enumerate(("conv", "ReLU", "pool"))
+        ),
+        text(558, 170, "kernels: one after the other", fill=MUTED),
+        text(430, 16, "the bus", anchor="middle", fill=MUTED),
+        *_arrow(324, 536, 62, "launch: “run this kernel”", 3),
+        *_arrow(324, 536, 112, "copy: x.to(device)", 8),
+        *_arrow(536, 324, 162, "copy: loss.item()", 8),
+    ]
+    return Picture(
+        860, 200, "A GPU is a second computer: the host asks, the GPU computes", HOST_AND_GPU, tuple(body), 1
+    )
+
+
+def _arrow(start: float, end: float, y: float, words: str, width: float) -> list[str]:
+    tip = 12 if end > start else -12
+    points = [(end, y), (end - tip, y - 9), (end - tip, y + 9)]
+    return [
+        line(start, y, end - tip, y, stroke=INK, width=width),
+        shape(points, fill=INK),
+        text((start + end) / 2, y - 12, words, anchor="middle"),
+    ]
+
+
+HOST_AND_GPU = "The host sends launches and data over the bus, and the GPU computes them in its own memory."
+TEXTS: dict[str, Callable[[], Picture]] = {"host_and_gpu": host_and_gpu}  # of lectures' texts
 
 
 def timeline() -> gpulab.memory.MemoryCurve:
@@ -60,7 +103,8 @@ def timeline() -> gpulab.memory.MemoryCurve:
 def alts(curve: gpulab.memory.MemoryCurve) -> dict[str, str]:
     """Picture -> what it shows, in one sentence."""
     found = {name: make().result.finding for name, make in SIMULATORS.items()}
-    return found | {"memory_timeline": f"{curve.finding()}; reserved and allocated memory in MiB, {curve.numbers}"}
+    words = f"{curve.finding()}; the tensors as bands under the curve, in MiB, {curve.numbers}"
+    return found | {"memory_timeline": words}
 
 
 def with_alts(readme: str, words: dict[str, str]) -> str:
@@ -77,19 +121,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    for name in SIMULATORS:
+    for name in (*SIMULATORS, *TEXTS):
         (FOLDER / f"{name}.svg").write_text(drawn(name), encoding="utf-8")
         print(f"docs/pictures/{name}.svg")
-    import matplotlib
-
     from gpulab.memory import picture
-    from virtualgpu.pictures import style
 
     curve = timeline()
-    with matplotlib.rc_context():
-        style.use()
-        picture.plot(curve).savefig(FOLDER / "memory_timeline.png", dpi=110, metadata={"Software": None})
-    print("docs/pictures/memory_timeline.png")
+    (FOLDER / "memory_timeline.svg").write_text(picture.draw(curve).text() + "\n", encoding="utf-8")
+    print("docs/pictures/memory_timeline.svg")
     readme = ROOT / "README.md"
     readme.write_text(with_alts(readme.read_text(encoding="utf-8"), alts(curve)), encoding="utf-8")
     return 0

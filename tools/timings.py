@@ -105,7 +105,7 @@ def routes() -> dict[str, tuple[int, ...]]:
     """Name and lessons of each route, as lesson 00 lists them."""
     text = (ROOT / "lessons" / "00_start_here" / "lecture.py").read_text(encoding="utf-8")
     found = {}
-    for name, rest in re.findall(r"^# - \*\*(.+?):\*\* ([^.]*)\.", text.partition("### Three routes")[2], re.MULTILINE):
+    for name, rest in re.findall(r"^# - \*\*(.+?):\*\* ([^.]*)\.", text.partition("### Four routes")[2], re.MULTILINE):
         numbers: list[int] = []
         for first, last in re.findall(r"(\d\d)(?: to (\d\d))?", rest):
             numbers += range(int(first), int(last or first) + 1)

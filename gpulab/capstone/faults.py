@@ -41,9 +41,8 @@ _IMPORT = "from torch.utils.data import DataLoader, Dataset\n"
 _LOSS = "            loss, _ = loss_of(model, tokens, targets)\n"
 _IN_WINDOW = "sum(targets.numel() for _, targets in window)"
 _SUMS = "        total, right, words = total + loss, right + hits, words + targets.numel()\n"
-_PARTS = (
-    '    for name, part in {"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}.items():\n'
-)
+_HELD = '    held = {"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}\n'
+_PARTS = _HELD + "    for name, part in held.items():\n"
 _STATE = '    parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}\n'
 _CLIP = "        scaler.unscale_(optimizer)\n        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
 
@@ -128,7 +127,7 @@ FAULTS = (
         "forward",
         ("torch.arange(tokens.shape[1], device=tokens.device)", "torch.arange(tokens.shape[1]).to(tokens.device)"),
     ),
-    _fault("pageable", "copies", (", pin_memory=True)", ")")),
+    _fault("pageable", "copies", (", pin_memory=True\n", "\n")),
     _fault(
         "blocking",
         "copies",
@@ -207,8 +206,8 @@ FAULTS = (
         "resuming",
         (_STATE, '    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}\n'),
         (
-            '{"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}.items()',
-            '{"model": model, "optimizer": optimizer, "schedule": schedule}.items()',
+            _HELD,
+            '    held = {"model": model, "optimizer": optimizer, "schedule": schedule}\n',
         ),
     ),
     _fault("second_copy", "resuming", (', map_location="cpu"', "")),

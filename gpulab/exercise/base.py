@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from traceback import walk_tb
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from . import guard, settings
 from .audit import Audit, Change, Kind, named
 from .bound_names import of_this_gpu
 from .measure import allocated, left_behind
-from .wording import brief, clip, frames, parameters_of, signature_of, text_of
+from .wording import brief, clip, frames, is_students, parameters_of, signature_of, text_of
 
 SAVING = "torch.utils.serialization.config"  # imported by the first torch.save or torch.load
 OPTIMIZERS = "torch._dynamo"  # imported by the first optimizer of a process: some seconds, more from a slow disk
@@ -47,12 +48,26 @@ _OVER = {
 
 
 class NotAttempted(NotImplementedError):
-    """Raised by the stub of an exercise that is still to be written."""
+    """Raised by the stub of an exercise that is still to be written. `shown` tells that a check has said so already."""
+
+    shown = False
 
     def __str__(self) -> str:
         return super().__str__() or "not attempted yet: this exercise is still to be written"
 
     def _render_traceback_(self) -> list[str]:
+        """Called by IPython where the error ends a cell: a cell that uses the stub gets a note, as a check has."""
+        if not self.shown:  # IPython calls twice
+            self.shown = True
+            from ..notebook.check_output import not_attempted
+
+            codes = [frame.f_code for frame, _ in walk_tb(self.__traceback__)]
+            names = [code.co_qualname for code in codes if is_students(code.co_filename)]
+            stub = names[-1].partition(".")[0] if names else "<module>"
+            if stub.startswith("<"):
+                not_attempted("this exercise: not attempted yet", "its cell above")
+            else:
+                not_attempted(f"{stub}: not attempted yet", f"the cell of {stub}")
         return [str(self)]
 
 
@@ -83,6 +98,7 @@ class CheckFailed(Exception):
         self.notes: list[str] = []
         self.raised = ""  # the exception of the student's code, as "Type: text"
         self.hung = False  # True if the failure took seconds to detect
+        self._shown = False
         super().__init__(summary)
 
     def __str__(self) -> str:
@@ -93,6 +109,13 @@ class CheckFailed(Exception):
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
     def _render_traceback_(self) -> list[str]:
+        """Called by IPython where the error ends a cell: the same as a card, which wraps to the window."""
+        if not self._shown:  # IPython calls twice
+            self._shown = True
+            from ..notebook.check_output import failed
+
+            rows = {label: clip(text) for label, text in self.rows.items()}
+            failed(str(self), self.check, self.summary, rows, self.notes)
         return [str(self)]
 
 
@@ -313,6 +336,7 @@ def check(
                 from ..notebook.check_output import not_attempted
 
                 not_attempted(str(todo))
+                todo.shown = True
                 raise
             from ..notebook.check_output import passed
             from ..notebook.progress import record_passed

@@ -62,7 +62,7 @@ def _kind_of(value: Any) -> str:
     if isinstance(value, str):
         return "a text came where the number is wanted: formatting is for printing"
     if value is None:
-        return "a value that does not exist has a number here: read the last lines of the docstring"
+        return "a value that does not exist has a number here: read what the exercise says of it"
     return ""
 
 

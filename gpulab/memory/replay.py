@@ -1,4 +1,4 @@
-"""Replays PyTorch's memory history, to compute allocated and reserved bytes after each allocation and free.
+"""Replays PyTorch's memory history: allocated and reserved bytes after each event, and how long each block was held.
 
 The history has the requested bytes, but `memory_allocated` counts blocks. So the blocks are followed by the caching
 allocator's rules for rounding and splitting: `round_size` and `should_split` in c10/cuda/CUDACachingAllocator.cpp of
@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 UNIT = 512  # blocks are multiples of this
 SMALL = 2**20  # of requests up to this size every remainder is split off, of larger ones remainders above it
@@ -35,11 +35,28 @@ class Point:
         return self.allocated, self.reserved, self.requests
 
 
+@dataclass
+class Life:
+    """A block that was allocated from point `born` until point `freed`, None if it was at the end; `frames` are those
+    of the history."""
+
+    size: int
+    born: int
+    frames: list[dict[str, Any]]
+    freed: int | None = None
+
+
+class Replayed(NamedTuple):
+    points: list[Point]
+    lives: list[Life]
+
+
 class Blocks:
     """The allocator's blocks on one GPU, starting with a snapshot."""
 
     def __init__(self, snapshot: dict[str, Any], device: int) -> None:
         self.allocated = self.reserved = 0
+        self.held: dict[int, Life] = {}  # by address
         settings = snapshot.get("allocator_settings", {})
         limit = settings.get("max_split_size", -1)
         self._split_below = limit if limit >= 0 else None
@@ -61,7 +78,11 @@ class Blocks:
             self._put(address, _Block(block["size"], 0 if expandable else segment["address"], live))
             if block["state"] == "active_allocated":
                 self.allocated += block["size"]
+                self.held[address] = Life(block["size"], 0, block.get("frames", []))
             address += block["size"]
+
+    def size(self, address: int) -> int:
+        return self._blocks[address].size
 
     def apply(self, action: str, address: int, size: int) -> None:
         """Apply one event of the history; raises Unclear."""
@@ -139,17 +160,24 @@ class _Block:
     live: bool
 
 
-def replay(first: dict[str, Any], events: Iterable[dict[str, Any]], device: int) -> list[Point]:
+def replay(first: dict[str, Any], events: Iterable[dict[str, Any]], device: int) -> Replayed:
     """Return the points at the snapshot `first` and after each event of GPU `device` since; raises Unclear."""
     blocks = Blocks(first, device)
     requests = 0
     points = [Point(blocks.allocated, blocks.reserved, 0)]
+    held = blocks.held
+    lives = list(held.values())
     for event in events:
-        action = event["action"]
-        blocks.apply(action, event.get("addr", 0), event["size"])
+        action, address = event["action"], event.get("addr", 0)
+        blocks.apply(action, address, event["size"])
+        if action == "alloc":
+            held[address] = Life(blocks.size(address), len(points), event.get("frames", []))
+            lives.append(held[address])
+        elif action == "free_requested":
+            held.pop(address).freed = len(points)
         requests += action in ("alloc", "free_requested")
         oom = event["size"] if action == "oom" else 0
         point = Point(blocks.allocated, blocks.reserved, requests, oom)
         if oom or point.counts != points[-1].counts:
             points.append(point)
-    return points
+    return Replayed(points, lives)

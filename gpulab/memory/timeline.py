@@ -7,11 +7,11 @@ from typing import Any
 
 from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike, Gpu
-from virtualgpu.readings.curve import Mark, MemoryCurve
+from virtualgpu.readings.curve import Allocation, Mark, MemoryCurve
 from virtualgpu.readings.source import in_force, numbers_of
 from virtualgpu.units import mib
 
-from .replay import Point, Unclear, replay
+from .replay import Life, Point, Replayed, Unclear, replay
 
 
 def timeline(device: DeviceLike = None, *, label: str = "", max_events: int = 200_000) -> Timeline:
@@ -22,7 +22,10 @@ def timeline(device: DeviceLike = None, *, label: str = "", max_events: int = 20
             loss = model(x).sum()
             t.mark("backward")
             loss.backward()
-        t                              # or t.show(); the data are in t.curve
+        t                              # or t.show(since="backward"); the data are in t.curve
+
+    The picture shows each large tensor as a band: point at it to read its size, its phases and the line that asked for
+    it. Drag over a stretch, or use the arrow keys and +, to see it larger.
 
     `device` is None (the current GPU), a number, a text such as "cuda:1" or a torch.device.
     It uses `torch.cuda.memory._record_memory_history`, for the block only unless it is on already. Recording costs some
@@ -72,14 +75,18 @@ class Timeline:
         if self._gpu is not None and in_force() is self._gpu.scope:
             self._readings.append(_Reading.now(self._gpu, name.strip()))
 
-    def show(self) -> None:
-        """Plot the curve; without one, print why."""
-        from . import picture
+    def show(self, *, since: str | None = None, until: str | None = None) -> None:
+        """Draw the curve; without one, print why.
+
+        `since` and `until` are names of marks: drawn is what lies between the first that is named `since` and the first
+        after it that is named `until`. Raises ValueError for a name that no mark has.
+        """
+        from .shown import show_curve
 
         if self._curve is None:
             print(self._why_not())
         else:
-            picture.show_plot(self._curve)
+            show_curve(self._curve, *_stretch(self._curve, since, until))
 
     def _ipython_display_(self) -> None:
         self.show()
@@ -118,13 +125,13 @@ class Timeline:
         gpu, history = self._gpu, self._history
         if gpu is None:
             return
-        points = None
+        replayed = None
         if in_force() is gpu.scope:
             self._readings.append(_Reading.now(gpu, ""))
             if history is not None:
-                points = history.end()
+                replayed = history.end()
         self._history = None
-        self._curve = _curve(gpu, self._readings, points, self._label)
+        self._curve = _curve(gpu, self._readings, replayed, self._label)
 
 
 @dataclass(frozen=True)
@@ -155,12 +162,12 @@ class _History:
         self._ours = not torch._C._cuda_isHistoryEnabled()
         if self._ours:
             torch.cuda.memory._record_memory_history(
-                "all", context=None, stacks="python", max_entries=max_events, clear_history=True
+                "all", context="alloc", stacks="python", max_entries=max_events, clear_history=True
             )
         self._first = torch.cuda.memory._snapshot()
 
-    def end(self) -> list[Point] | None:
-        """Return the points since the start; None if the history is incomplete."""
+    def end(self) -> Replayed | None:
+        """Return what happened since the start; None if the history is incomplete."""
         import torch
 
         last = torch.cuda.memory._snapshot()
@@ -173,10 +180,12 @@ class _History:
             return None
 
 
-def _curve(gpu: Gpu, readings: list[_Reading], points: list[Point] | None, label: str) -> MemoryCurve:
-    places = None if points is None else _places(readings, points)
+def _curve(gpu: Gpu, readings: list[_Reading], replayed: Replayed | None, label: str) -> MemoryCurve:
+    points, lives = replayed or ([], [])
+    places = _places(readings, points)
     start = readings[0].requests
-    if points is None or places is None:
+    if places is None:
+        lives = []
         points = [Point(r.allocated, r.reserved, r.requests - start) for r in readings]
         places = list(range(len(readings)))
         every_event = False
@@ -193,7 +202,34 @@ def _curve(gpu: Gpu, readings: list[_Reading], points: list[Point] | None, label
         marks=tuple(Mark(name, place) for place, name in sorted(named + failed, key=lambda pair: pair[0])),
         every_event=every_event,
         label=label,
+        allocations=tuple(Allocation(life.size, life.born, life.freed, _line(life)) for life in lives),
     )
+
+
+def _stretch(curve: MemoryCurve, since: str | None, until: str | None) -> tuple[int, int]:
+    """Return the points of two marks by their names; those of the ends for None."""
+
+    def point(argument: str, name: str, after: int) -> int:
+        found = [mark.point for mark in curve.marks if mark.name == name and mark.point > after]
+        if not found:
+            names = ", ".join(dict.fromkeys(repr(mark.name) for mark in curve.marks if mark.point > after)) or "none"
+            where = "" if after < 0 else f" after {since!r}"
+            raise ValueError(f"show({argument}={name!r}): no mark has this name{where}; there are {names}")
+        return found[0]
+
+    first = 0 if since is None else point("since", since, -1)
+    last = len(curve.allocated_bytes) - 1 if until is None else point("until", until, -1 if since is None else first)
+    return first, last
+
+
+def _line(life: Life) -> str:
+    """Say which line of the program asked for it, and in which function; "" where there is none in the history."""
+    from virtualgpu.planning.peak_line import lines_of
+
+    line, _ = lines_of((frame["filename"], frame["line"], frame["name"]) for frame in life.frames)
+    if line is None:
+        return ""
+    return str(line) + ("" if line.function == "<module>" else f"\nin {line.function}")
 
 
 def _places(readings: list[_Reading], points: list[Point]) -> list[int] | None:

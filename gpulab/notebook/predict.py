@@ -21,8 +21,8 @@ from virtualgpu.pictures.display import in_notebook, show
 from .. import course
 from . import front_end, guess_bar, progress
 
-# A saved lecture folds the outputs that answer a prediction (tools/build.py); some pages cannot fold.
-_UNFOLDED = "Where outputs do not fold, as on GitHub, the answer follows: guess before you scroll."
+# A saved lecture folds the outputs that answer a prediction, and says this under it (tools/build.py).
+UNFOLDED = "Where outputs do not fold, as on GitHub, the answer follows: guess before you scroll."
 
 
 class Prediction:
@@ -94,7 +94,7 @@ def predict(question: str, *, unit: str = "", guess: float | None = None) -> Pre
         prediction.value = earlier.value
         said.append(f"your guess from {_day(earlier.on)}: {_with_unit(earlier.value, unit)}")
     asked = f"Predict: {prediction.asked}"
-    text = "\n".join([asked, *said, *([_UNFOLDED] if in_notebook() else [])])
+    text = "\n".join([asked, *said])
     show(text, widget=(lambda: _box(prediction, said)) if in_notebook() else None)
     return prediction
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from virtualgpu.pictures.display import show
+from virtualgpu.pictures.style import GREEN
 
 from .. import course
 
@@ -279,6 +280,13 @@ def _bar(done: int, total: int) -> str:
     return "●" * done + "○" * (total - done)
 
 
+def _coloured(done: int, total: int) -> str:
+    """Return `_bar` with what is done on the green of a passed check; the text has the colour of the page."""
+    bar = _bar(done, total)
+    passed = f'<span style="background: {GREEN}1f; border-bottom: 3px solid {GREEN};">{bar[:done]}</span>'
+    return f"{passed if done else ''}{bar[done:]}"
+
+
 def _as_text(passed: Passed) -> str:
     lines = []
     for lesson, checks, questions in counts(passed):
@@ -302,9 +310,9 @@ def _as_html(passed: Passed) -> str:
         exercises, quiz = "–", "–"
         if lesson.checks:
             link = f'<a href="../exercises/{lesson.name}.ipynb">exercises</a>'
-            exercises = f"{_bar(checks, len(lesson.checks))} {checks} of {len(lesson.checks)} {link}"
+            exercises = f"{_coloured(checks, len(lesson.checks))} {checks} of {len(lesson.checks)} {link}"
         if lesson.questions:
-            quiz = f"{_bar(questions, lesson.questions)} {questions} of {lesson.questions}"
+            quiz = f"{_coloured(questions, lesson.questions)} {questions} of {lesson.questions}"
         rows.append(
             f"<tr><td {cell}>{name}</td><td {cell}>{html.escape(lesson.promise)}</td>"
             f"<td {whole}>{exercises}</td><td {whole}>{quiz}</td></tr>"

@@ -16,6 +16,7 @@ from virtualgpu.pictures.display import show
 
 from .. import course
 from . import front_end, progress
+from .check_output import look
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _as_html(question: Question, number: int) -> str:
     """Return a page for readers without a kernel: each option unfolds to its verdict and reason."""
     options = "".join(
         f"<details><summary>{letter}) {_inline(option.text)}</summary>"
-        f'<p style="margin:.2em 0 .6em 1.4em">{_verdict(option)}</p></details>'
+        f'<p style="margin: 0.2em 0 0.6em 1.4em; {look(option.right)}">{_verdict(option)}</p></details>'
         for letter, option in _letters(question)
     )
     return f"<section><p><strong>Question {number}.</strong> {_inline(question.text)}</p>{options}</section>"
@@ -124,9 +125,11 @@ def _as_widget(question: Question, number: int) -> Any:
 
     def reasons(place: int) -> list[str]:
         """Return the reason of the chosen option, and if it is right those of all others."""
-        chosen, option = letters[place]
-        others = [f"<p>{letter}) {_verdict(other)}</p>" for letter, other in letters if other is not option]
-        return [f"<p>{chosen}) {_verdict(option)}</p>", *(others if option.right else [])]
+        chosen = letters[place]
+        others = [each for each in letters if each != chosen] if chosen[1].right else []
+        return [
+            f'<p style="{look(option.right)}">{letter}) {_verdict(option)}</p>' for letter, option in (chosen, *others)
+        ]
 
     def answer(_: Any) -> None:
         if choice.value is None:

@@ -26,26 +26,30 @@ gpu = gpulab.setup()
 # 20 minutes · difficulty ●●○
 
 # %% cost-predict
-cost_guess = gpulab.predict("A convolution, 64 to 128 channels, 3 × 3, on one 56 × 56 image: how many FLOPs?", unit="MFLOP")
+cost_guess = gpulab.predict(
+    "A convolution, 64 to 128 channels, 3 × 3, on one 56 × 56 image: how many FLOPs?", unit="MFLOP"
+)
+
 
 # %% layer_cost tags=["solution"]
 def layer_cost(layer, x):
     """FLOPs and bytes of one forward pass of `layer` on `x`.
 
-    layer  an nn.Linear, or an nn.Conv2d with any kernel, stride, padding (in numbers), dilation and groups; with a bias or
-           without, and frozen or not
-    x      its input: (..., in_features) for Linear, (N, C, H, W) for Conv2d; any floating dtype, the layer's own.
-           It may be on the device "meta", with a shape and no values
+    layer  an nn.Linear, or an nn.Conv2d with any kernel, stride, padding (in numbers), dilation and
+           groups; with a bias or without, and frozen or not
+    x      its input: (..., in_features) for Linear, (N, C, H, W) for Conv2d; any floating dtype,
+           the layer's own. It may be on the device "meta", with a shape and no values
 
-    FLOPs: a multiply-add is two. The additions of the bias do not count (PyTorch's own counter leaves them out).
-    Bytes: input, weight, bias and output are moved once each, in their dtype.
+    FLOPs: a multiply-add is two. The additions of the bias do not count (PyTorch's own counter
+    leaves them out). Bytes: input, weight, bias and output are moved once each, in their dtype.
     Returns (flops, nbytes), two whole numbers. Neither layer nor x is changed.
     """
     # TODO: find the shape of the output, and how many multiply-adds one number of it takes
     ### BEGIN SOLUTION
     with torch.no_grad():
         out = layer(x)
-    # A Linear's weight is (out, in), a Conv2d's (out, in / groups, height, width): one row makes one number.
+    # A Linear's weight is (out, in), a Conv2d's (out, in / groups, height, width):
+    # one row makes one number.
     flops = 2 * out.numel() * layer.weight[0].numel()
     nbytes = sum(tensor.nbytes for tensor in (x, *layer.parameters(), out))
     return flops, nbytes
@@ -87,26 +91,32 @@ print(f"{nbytes / 1e6:.2f} MB are moved, {flops / nbytes:.0f} operations per byt
 # you rent one.
 #
 # 15 minutes · difficulty ●●○
+#
+# **`amdahl(seconds, share, factor, overhead)`**
+#
+# - `seconds`: what the job takes on the CPU, more than 0
+# - `share`: the part of that time that the GPU can take over, from 0 to 1
+# - `factor`: how many times as fast the GPU does that part, more than 0; below 1 it is slower. `math.inf`, an
+#   infinitely fast GPU, is asked with a share below 1
+# - `overhead`: seconds that the GPU costs beside it (starting, copies): 0 or more, the same for a job of any length
+#
+# Returns (speedup, crossover):
+#
+# - `speedup`: the job's time on the CPU over its time with the GPU
+# - `crossover`: jobs that take longer than so many seconds on the CPU are faster with the GPU, at the same share,
+#   factor and overhead. 0 if all jobs are, `math.inf` if none is
 
 # %% amdahl-predict
-job_guess = gpulab.predict("80 % of a 10 s job runs 20 times as fast, and copies take 1 s. How many times as fast is it?")
+job_guess = gpulab.predict(
+    "80 % of a 10 s job runs 20 times as fast, and copies take 1 s. How many times as fast is it?"
+)
+
 
 # %% amdahl tags=["solution"]
 def amdahl(seconds, share, factor, overhead):
-    """What a GPU does for a whole job, and how long a job must be for it.
-
-    seconds   what the job takes on the CPU, more than 0
-    share     the part of that time that the GPU can take over, from 0 to 1
-    factor    how many times as fast the GPU does that part, more than 0; below 1 it is slower. math.inf, an
-              infinitely fast GPU, is asked with a share below 1
-    overhead  seconds that the GPU costs beside it (starting, copies): 0 or more, the same for a job of any length
-
-    Returns (speedup, crossover):
-    speedup    the job's time on the CPU over its time with the GPU
-    crossover  jobs that take longer than so many seconds on the CPU are faster with the GPU, at the same share,
-               factor and overhead. 0 if all jobs are, math.inf if none is
-    """
-    # TODO: the time with the GPU has three parts; the crossover is where it equals the time on the CPU
+    """What a GPU does for a whole job, and how long a job must be for it."""
+    # TODO: the time with the GPU has three parts; the crossover is where it
+    # equals the time on the CPU
     ### BEGIN SOLUTION
     with_gpu = seconds * (1 - share) + seconds * share / factor + overhead
     saved = share * (1 - 1 / factor)  # in each second of the job
@@ -158,7 +168,9 @@ for tokens in (1, 2048):
     for name, layer in block.items():
         x = torch.empty(tokens, layer.in_features, device="meta", dtype=torch.bfloat16)
         flops, nbytes = layer_cost(layer, x)
-        took, what = max((flops / 989e6, "arithmetic"), (nbytes / 3350e3, "memory"), (5, "its launch"))
+        took, what = max(
+            (flops / 989e6, "arithmetic"), (nbytes / 3350e3, "memory"), (5, "its launch")
+        )
         print(f"{tokens:>4} tokens, {name:<6} {took:>6.1f} µs, bound by {what} (computed)")
 
 # %% question-text [markdown]

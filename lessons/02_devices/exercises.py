@@ -33,25 +33,28 @@ gpu = gpulab.setup()
 #
 # Your function gets such a model and a batch, both on the CPU. The model may have buffers. The class weights come as a
 # list of numbers, so you make a tensor of them. On some devices (not on CUDA) the move puts new parameters into the model.
+#
+# **`train_step(model, inputs, targets, class_weights, device=None)`**
+#
+# - `model`: an `nn.Module` on the CPU: `model(inputs)` gives logits of shape (32, 10); it is moved, and stays there
+# - `inputs`: float32 of shape (32, 100), on the CPU; not to be changed
+# - `targets`: int64 of shape (32,), on the CPU; not to be changed
+# - `class_weights`: ten floats in a list: the weights of the classes in the loss
+# - `device`: a `torch.device`, or a text such as `"cuda:1"` or `"cpu"`. `None`: the accelerator of this machine,
+#   NVIDIA's, AMD's, Intel's or Apple's, if there is one that can be used (of several the current one); the CPU
+#   otherwise
+#
+# The step is one of `torch.optim.SGD` with `lr=0.1`, on the cross-entropy weighted by class. The current GPU stays
+# current, and no other GPU's memory is touched.
+#
+# Returns (logits, optimizer): the logits before the step, on the device, and the optimizer, which holds the model's
+# parameters.
 
 # %% train_step tags=["solution"]
 def train_step(model, inputs, targets, class_weights, device=None):
-    """Take a classifier and a batch to a device, and train for one step there.
-
-    model          an nn.Module on the CPU: model(inputs) gives logits of shape (32, 10); it is moved, and stays there
-    inputs         float32 of shape (32, 100), on the CPU; not to be changed
-    targets        int64 of shape (32,), on the CPU; not to be changed
-    class_weights  ten floats in a list: the weights of the classes in the loss
-    device         a torch.device, or a text such as "cuda:1" or "cpu". None: the accelerator of this machine,
-                   NVIDIA's, AMD's, Intel's or Apple's, if there is one that can be used (of several the current
-                   one); the CPU otherwise
-
-    The step is one of torch.optim.SGD with lr=0.1, on the cross-entropy weighted by class. The current GPU stays
-    current, and no other GPU's memory is touched.
-    Returns (logits, optimizer): the logits before the step, on the device, and the optimizer, which holds the model's
-    parameters.
-    """
-    # TODO: choose the device; model, then optimizer; batch and class weights to the device; one step
+    """Take a classifier and a batch to a device, and train for one step there."""
+    # TODO: choose the device; model, then optimizer; batch and class
+    # weights to the device; one step
     ### BEGIN SOLUTION
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
@@ -95,7 +98,8 @@ for place in (None, "cpu", "cuda:0"):
     torch.manual_seed(0)
     model, batch = nn.Linear(100, 10), (torch.randn(32, 100), torch.randint(0, 10, (32,)))
     logits, _ = train_step(model, *batch, [1.0] * 10, place)
-    print(f"device={place!s:<7} logits {tuple(logits.shape)} on {logits.device}, weights on {model.weight.device}")
+    where = f"on {logits.device}, weights on {model.weight.device}"
+    print(f"device={place!s:<7} logits {tuple(logits.shape)} {where}")
 
 # %% verify-text [markdown]
 # ## 2 · Is the whole model there?
@@ -114,11 +118,13 @@ gpulab.quiz(2, "equal-devices")
 def verify_model_device(model, device):
     """Raise ValueError unless every parameter and every buffer of `model` is on `device`.
 
-    model   an nn.Module; it is looked at, and stays where it is. One without any tensors is everywhere
+    model   an nn.Module; it is looked at, and stays where it is. One without
+            any tensors is everywhere
     device  a torch.device or a text. Without a number, as "cuda", it means the current GPU
 
-    The message names every tensor that is elsewhere and no other, by its full name such as "block.1.running_mean",
-    and the device that each is on. Works on a machine without a GPU too, for a model and a device on the CPU.
+    The message names every tensor that is elsewhere and no other, by its full name such as
+    "block.1.running_mean", and the device that each is on. Works on a machine without a GPU too,
+    for a model and a device on the CPU.
     """
     # TODO: give the device its number; collect names and devices of what is elsewhere; raise once
     ### BEGIN SOLUTION
@@ -126,7 +132,9 @@ def verify_model_device(model, device):
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    elsewhere = [f"{name} on {tensor.device}" for name, tensor in tensors if tensor.device != device]
+    elsewhere = [
+        f"{name} on {tensor.device}" for name, tensor in tensors if tensor.device != device
+    ]
     if elsewhere:
         raise ValueError(f"not on {device}: {', '.join(elsewhere)}")
     ### END SOLUTION
@@ -161,22 +169,25 @@ gpulab.check.model_device(verify_model_device)
 # batches are dicts of lists of tensors, with texts and numbers among them, and `.to` of a dict does not exist.
 #
 # 15 minutes · difficulty ●●○
+#
+# **`move_batch(batch, device)`**
+#
+# - `batch`: a tensor, or dicts, lists, tuples and namedtuples of such, nested to any depth, with anything else among
+#   them: `None`, numbers, texts, bytes, NumPy arrays, objects without a .to. No other containers occur: no sets, and no
+#   subclasses of dict or list. It is the caller's, and stays as it is
+# - `device`: a `torch.device` or a text
+#
+# Containers come back as new ones of the same type, with the same keys and the same order. What is neither a tensor nor
+# one of these containers comes back as it is, the same object. So does a tensor that is there already.
+#
+# A tensor keeps its dtype and its part in the graph: a gradient reaches the caller's. All values are there when the
+# function returns, whichever GPU they come from.
 
 # %% move_batch tags=["solution"]
 def move_batch(batch, device):
-    """The same batch with every tensor in it on `device`.
-
-    batch   a tensor, or dicts, lists, tuples and namedtuples of such, nested to any depth, with anything else
-            among them: None, numbers, texts, bytes, NumPy arrays, objects without a .to. No other containers
-            occur: no sets, and no subclasses of dict or list. It is the caller's, and stays as it is
-    device  a torch.device or a text
-
-    Containers come back as new ones of the same type, with the same keys and the same order. What is neither a tensor
-    nor one of these containers comes back as it is, the same object. So does a tensor that is there already.
-    A tensor keeps its dtype and its part in the graph: a gradient reaches the caller's. All values are there when the
-    function returns, whichever GPU they come from.
-    """
-    # TODO: a tensor moves; a container is built anew from its moved items; the rest is returned as it is
+    """The same batch with every tensor in it on `device`."""
+    # TODO: a tensor moves; a container is built anew from its moved items; the
+    # rest is returned as it is
     ### BEGIN SOLUTION
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
@@ -227,11 +238,13 @@ gpulab.check.move_batch(move_batch)
 def first_fault(steps, batch):
     """The number of the step that fails, counted from 0; None if none does.
 
-    steps  a list of functions: each takes a tensor on the GPU and gives one, for the next step; it may be empty
+    steps  a list of functions: each takes a tensor on the GPU and gives one, for the
+           next step; it may be empty
     batch  a tensor on the GPU, for steps[0]
 
-    Runs the steps in order, each once and when the one before it is over, and none after the one that fails. A step
-    fails if its call raises (always a RuntimeError) or if one of its kernels does. Raises nothing.
+    Runs the steps in order, each once and when the one before it is over, and none after the
+    one that fails. A step fails if its call raises (always a RuntimeError) or if one of its
+    kernels does. Raises nothing.
     """
     # TODO: run a step, then make sure that it is over before the next one starts
     ### BEGIN SOLUTION

@@ -77,7 +77,10 @@ tensors |= {f"first.{name}": p for name, p in model.first.named_parameters()}
 tensors |= {f"rest[0].{name}": p for name, p in model.rest[0].named_parameters()}
 for name, tensor in tensors.items():
     print(f"  {name:<15} {tensor.device}")
-moved_guess.compare(sum(tensor.device == device for tensor in tensors.values()))
+moved_guess.compare(
+    sum(tensor.device == device for tensor in tensors.values()),
+    because="To PyTorch, mean is an attribute like any other, and rest is a list of Python's.",
+)
 
 # %% question-fails
 try:
@@ -86,9 +89,7 @@ except RuntimeError as error:
     print("RuntimeError:", error)
 
 # %% question-answer [markdown]
-# Three of six. The usual test, `next(model.parameters()).device`, says `cuda:0`, and the first forward pass fails.
-# Nothing warned you: to PyTorch, `mean` is an attribute like any other, and `rest` is a list of Python's.
-#
+# The usual test, `next(model.parameters()).device`, says `cuda:0`. Nothing warned you, and the first forward pass fails.
 # A model has no device. It has tensors, and each of them has one. This lesson follows the tensors: how they get to a
 # device, what goes along and what does not, who may meet whom there. It ends with the one error that is not where
 # Python says it is.
@@ -174,11 +175,12 @@ hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 done = subprocess.run([sys.executable, "-W", "ignore", str(probe)], capture_output=True, text=True, env=hidden)
 answers = done.stdout.rstrip()
 print(answers or done.stderr)
-raised_guess.compare(sum("Error:" in line for line in answers.splitlines()))
+raised_guess.compare(
+    sum("Error:" in line for line in answers.splitlines()),
+    because="On the CUDA build. The KeyError of memory_summary() means no more than: no GPU.",
+)
 
 # %% none-answer [markdown]
-# Seven of thirteen, on the CUDA build. `KeyError: 'allocated_bytes.all.current'` means no more than “no GPU”.
-#
 # Two of the calls that do *not* fail are traps too:
 #
 # - `current_accelerator()` names what this PyTorch was **built** for. On a laptop with the CUDA build it says `cuda`,
@@ -205,9 +207,6 @@ with torch.device(device):  # for code that you cannot pass a device to
     layer, f = nn.Linear(4, 2), torch.arange(3)
 print({str(t.device) for t in (a, b, c, d, e, f, layer.weight)})
 
-# %% make-predict
-copy_guess = gpulab.predict("By the GPU's clock, copying 16 MiB there takes how many times as long as making it there?")
-
 # %% make-run
 sizes = [2**k for k in (12, 14, 16, 18, 20, 22, 24)]  # bytes
 copied, made = [], []
@@ -217,7 +216,6 @@ for size in sizes:
     made.append(gpulab.timing.measure(lambda: torch.zeros(size // 4, device=device), repeat=5).median_ms)
 for size, there, here in zip(sizes[::3], copied[::3], made[::3]):
     print(f"{size / 2**10:>6,.0f} KiB: copied in {there:.3f} ms, made in {here:.3f} ms ({gpu.numbers})")
-copy_guess.compare(copied[-1] / made[-1], gpu.numbers)
 
 # %% make-plot
 import matplotlib.pyplot as plt
@@ -270,14 +268,11 @@ for code, call in calls.items():
     copies += result is not x
     print(f"{code:<28} {'x itself' if result is x else 'a copy':<9} {taken:.0f} MiB taken ({gpu.numbers})")
     del result
-copies_guess.compare(copies)
+copies_guess.compare(copies, because="A change of device, dtype or memory format copies, and copy=True; the rest is x itself.")
 
 # %% tensor-explain [markdown]
-# Two of six. `.to` copies when device, dtype or memory format change, or when you insist; otherwise you get **the same object**. That
-# is what makes it safe to write `.to(device)` everywhere: the second call is free.
-#
-# It is also what makes one function behave in two ways. This one changes its batch in place. On which device does the
-# caller notice?
+# That rule makes it safe to write `.to(device)` everywhere: the second call is free. It is also what makes one function
+# behave in two ways. This one changes its batch in place. On which device does the caller notice?
 
 # %% tensor-alias
 def brighten(batch, device):
@@ -399,8 +394,7 @@ gpulab.turn.registered(Embed)
 #
 # “Move the model first, then make the optimizer.” PyTorch's documentation of `Module.cuda` gives the reason: it says
 # that the move makes parameters and buffers *different objects*, so that an optimizer made before it would hold the old
-# ones. For buffers you have just seen it; the `Parameter` was the same before and after. So what does an optimizer do
-# that was made too early?
+# ones. So what does an optimizer do that was made too early?
 
 # %% optimizer-predict
 trained_guess = gpulab.predict("Made before the move: how many of the layer's two parameters does it still train?")
@@ -419,12 +413,13 @@ def trained(layer, optimizer):
 layer = nn.Linear(64, 10)
 optimizer = torch.optim.Adam(layer.parameters())
 layer.to(device)
-trained_guess.compare(trained(layer, optimizer))
+trained_guess.compare(
+    trained(layer, optimizer), because="From CPU to GPU the Parameter objects stay, so the optimizer sees the move."
+)
 
 # %% optimizer-state-text [markdown]
-# Both. From CPU to GPU the objects stay, so the optimizer sees the move. But it is not a module: nobody moves its
-# **state**. Adam makes its two moments in its first step, where the parameters are at that moment. Once it has stepped,
-# a move tears them apart:
+# An optimizer is not a module: nobody moves its **state**. Adam makes its two moments in its first step, where the
+# parameters are at that moment. Once it has stepped, a move tears them apart:
 
 # %% optimizer-state
 layer = nn.Linear(64, 10)
@@ -493,10 +488,10 @@ for code in [*expressions, "g.copy_(c)", "torch.cat([g, c])"]:
         refused += 1
         answer = f"✘ {str(error)[:84]} …"
     print(f"{code:<21} {answer}")
-refused_guess.compare(refused)
+refused_guess.compare(refused, because="Crossing is for numbers, indices in brackets and copy_.")
 
 # %% together-explain [markdown]
-# Half of them. The exceptions have reasons:
+# The exceptions have reasons:
 #
 # - A **0-dimensional CPU tensor** counts as a number: its value goes along with the launch. The other way round,
 #   `c + n`, the host would have to wait for the GPU, or a whole vector to cross. PyTorch does neither unasked.
@@ -581,8 +576,7 @@ print("the array:", array, "· a CPU tensor shares its memory, a copy on the GPU
 # %% several-text [markdown]
 # ## Several GPUs
 #
-# `cuda:1` is the second GPU. `cuda` is not the first: it is the **current** one, which is number 0 until somebody
-# changes it. The cells of this section use two virtual T4s, also where you have a real GPU.
+# `cuda:1` is the second GPU; and `cuda`? The cells of this section use two virtual T4s, also where you have a real GPU.
 
 # %% several-predict
 move_guess = gpulab.predict('x has 4 MiB and is on cuda:1. How many MiB does x.to("cuda") copy?', unit="MiB")
@@ -592,7 +586,8 @@ with gpulab.VirtualGPU("T4", count=2):
     x = torch.ones(1024, 1024, device="cuda:1")
     y = x.to("cuda")
     print("x is on", x.device, "and y on", y.device)
-    move_guess.compare(torch.cuda.memory_allocated(0) / 2**20, "virtual")
+    told = "cuda is not the first GPU but the current one, which is number 0 until somebody changes it."
+    move_guess.compare(torch.cuda.memory_allocated(0) / 2**20, "virtual", because=told)
     print("zeros_like(x) is on", torch.zeros_like(x).device)
     with torch.cuda.device(1):
         print('with torch.cuda.device(1): "cuda" is', torch.ones(1, device="cuda").device)
@@ -602,7 +597,7 @@ with gpulab.VirtualGPU("T4", count=2):
         print(str(error))
 
 # %% several-explain [markdown]
-# All 4. Code that says `"cuda"` in the middle of a model pulls tensors over to GPU 0. It works with one GPU, and on the
+# Code that says `"cuda"` in the middle of a model pulls tensors over to GPU 0. It works with one GPU, and on the
 # second it fails, or (worse) fills GPU 0 with copies. Inside a model, never name a device: take `x.device`.
 #
 # The numbers are those of the *process*. `CUDA_VISIBLE_DEVICES=2,3` makes the third GPU of the machine `cuda:0`; set it
@@ -745,13 +740,12 @@ def run(script, **environment):
     return int(re.search(r"line (\d+) is blamed", done.stdout).group(1))
 
 
-line_guess.compare(run(script, CUDA_LAUNCH_BLOCKING="0"), gpu.numbers)
+told = "Launching takes microseconds and nobody waits for the end: the next call that happens to look reports the error."
+line_guess.compare(run(script, CUDA_LAUNCH_BLOCKING="0"), gpu.numbers, because=told)
 
 # %% late-explain [markdown]
-# Line 7 returned: launching a kernel takes microseconds, and nobody waits for its end. The kernel failed meanwhile. The
-# error is reported by the next call that happens to look, four lines down; on a real GPU that may be later still, at a
-# `.item()` or in the optimizer. The traceback is honest about where it *noticed*, and the message says so: “the
-# stacktrace below might be incorrect”.
+# On a real GPU that may be later still, at a `.item()` or in the optimizer. The traceback is honest about where it
+# *noticed*, and the message says so: “the stacktrace below might be incorrect”.
 #
 # Then look at the rest. **The GPU is lost to this process.** Not even a new tensor or a copy to the host works (the
 # statistics do, they are the host's own). NVIDIA's documentation is plain: terminate the process and start it again.

@@ -31,18 +31,20 @@ device = gpu.device
 def time_on_gpu(fn, repeats, warm_up):
     """The median time of `fn()` on the GPU, in milliseconds, as a float.
 
-    fn       a function without arguments that queues work in the current stream of the current GPU, in one kernel or
-             several, much longer than their launches; it may wait for it, too
+    fn       a function without arguments that queues work in the current stream of the current GPU,
+             in one kernel or several, much longer than their launches; it may wait for it, too
     repeats  how many calls are timed, an odd number
     warm_up  how many calls go before them untimed; 0 is allowed
 
-    A call's time is that of its own work, from its start on the GPU to its end, and nothing that was queued earlier.
-    A clock of the host, if one is read, is time.perf_counter: others can be set back, are coarse, or count the
-    processor's time, and none of them knows of a virtual GPU.
+    A call's time is that of its own work, from its start on the GPU to its end, and nothing that
+    was queued earlier. A clock of the host, if one is read, is time.perf_counter: others can be set
+    back, are coarse, or count the processor's time, and none of them knows of a virtual GPU.
     """
-    # TODO: call fn warm_up times; then time each of `repeats` calls with a clock that waits for the GPU
+    # TODO: call fn warm_up times; then time each of `repeats` calls with a
+    # clock that waits for the GPU
     ### BEGIN SOLUTION
-    # Another right way: time.perf_counter() with torch.cuda.synchronize() before each of its two readings.
+    # Another right way: time.perf_counter() with torch.cuda.synchronize() before
+    # each of its two readings.
     for _ in range(warm_up):
         fn()
     times = []
@@ -96,27 +98,32 @@ print(f"{ms:.3f} ms, {2 * 1024**3 / ms / 1e9:.1f} TFLOP/s ({gpu.numbers})")
 # 20 minutes · difficulty ●●○
 #
 # *Predict first:* what will a copy of 1 GB from ordinary memory take here?
+#
+# **`transfer_benchmark(sizes, pinned, device, timer)`**
+#
+# - `sizes`: numbers of bytes, ints, in any order
+# - `pinned`: `True`: from page-locked memory; `False`: from ordinary memory. Without effect where `device` is the CPU
+# - `device`: a `torch.device`: a GPU, with a number or without, or the CPU (then the copies are the host's own: a
+#   stand-in, to be labelled as such)
+# - `timer`: `timer(fn)` gives the time of `fn()` in milliseconds, the median of several runs after a warm-up
+#
+# Inside the clock there is one copy and nothing else: both buffers are made before, and the destination is used again.
+# A size that finds no room on the GPU or the host is left out; other errors pass through. No memory is held when the
+# function returns.
+#
+# Returns (ms, `latency_us`, `bandwidth_gbps`): a dict from size to milliseconds, in the order of `sizes`, and the two
+# numbers of the line `time = latency + bytes / bandwidth` that fits all of them best (least squares, unweighted, or
+# weighted by a power of bytes or of the time), in microseconds and in 10⁹ bytes per second.
+#
+# At least two sizes will fit.
 
 # %% benchmark-predict
 guess = gpulab.predict("A copy of 1 GB from ordinary memory takes how long?", unit="ms")
 
 # %% transfer_benchmark tags=["solution"]
 def transfer_benchmark(sizes, pinned, device, timer):
-    """Time copies of `sizes` bytes from the CPU to `device`, and find the latency and the bandwidth.
-
-    sizes   numbers of bytes, ints, in any order
-    pinned  True: from page-locked memory; False: from ordinary memory. Without effect where `device` is the CPU
-    device  a torch.device: a GPU, with a number or without, or the CPU (then the copies are the host's own: a
-            stand-in, to be labelled as such)
-    timer   timer(fn) gives the time of fn() in milliseconds, the median of several runs after a warm-up
-
-    Inside the clock there is one copy and nothing else: both buffers are made before, and the destination is used
-    again. A size that finds no room on the GPU or the host is left out; other errors pass through. No memory is held
-    when the function returns.
-    Returns (ms, latency_us, bandwidth_gbps): a dict from size to milliseconds, in the order of `sizes`, and the two
-    numbers of the line  time = latency + bytes / bandwidth  that fits all of them best (least squares, unweighted, or
-    weighted by a power of bytes or of the time), in microseconds and in 10⁹ bytes per second.
-    At least two sizes will fit.
+    """Time copies of `sizes` bytes from the CPU to `device`, and find the
+    latency and the bandwidth.
     """
     # TODO: two buffers for each size, timer(copy) in between, then fit the line
     ### BEGIN SOLUTION
@@ -127,16 +134,18 @@ def transfer_benchmark(sizes, pinned, device, timer):
             here = torch.ones(size, dtype=torch.uint8)
             if pinned and there.is_cuda:
                 here = here.pin_memory()
-        except RuntimeError as error:  # torch.OutOfMemoryError is one; the host's allocator raises a plain one
+        # torch.OutOfMemoryError is one; the host's allocator raises a plain one
+        except RuntimeError as error:
             if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error):
                 raise
             continue
         ms[size] = timer(lambda: there.copy_(here, non_blocking=True))
         del here, there
     # Least squares of the relative errors: each row is divided by its time.
-    x, t = torch.tensor(list(ms), dtype=torch.float64), torch.tensor(list(ms.values()), dtype=torch.float64)
+    x, t = (torch.tensor(list(row), dtype=torch.float64) for row in (ms, ms.values()))
     rows = torch.stack([1 / t, x / t], dim=1)
-    latency, slope = torch.linalg.lstsq(rows, torch.ones(len(t), 1, dtype=torch.float64)).solution.flatten().tolist()
+    ones = torch.ones(len(t), 1, dtype=torch.float64)
+    latency, slope = torch.linalg.lstsq(rows, ones).solution.flatten().tolist()
     return ms, latency * 1e3, 1e-6 / slope
     ### END SOLUTION
 
@@ -174,13 +183,15 @@ def plot(found):
     figure, axes = plt.subplots(figsize=(7, 3.6))
     grid = [10 ** (6 + step / 10) for step in range(31)]
     for kind, (ms, latency, bandwidth) in found.items():
-        (points,) = axes.plot(list(ms), list(ms.values()), "o", label=f"{kind}: {bandwidth:.1f} GB/s")
+        label = f"{kind}: {bandwidth:.1f} GB/s"
+        (points,) = axes.plot(list(ms), list(ms.values()), "o", label=label)
         fitted = [latency * 1e-3 + x / bandwidth * 1e-6 for x in grid]
         axes.plot(grid, fitted, "-", color=points.get_color(), linewidth=1.5)
     axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="time (ms, virtual)")
     axes.set_title("From 10 MB on, nearly all of the time is bandwidth")
     axes.legend()
-    gpulab.style.show(figure, alt="Time of copies from 1 MB to 1 GB: two lines; the model has pageable memory take twice as long.")
+    lines = "two lines; the model has pageable memory take twice as long."
+    gpulab.style.show(figure, alt=f"Time of copies from 1 MB to 1 GB: {lines}")
 
 # %% benchmark-try tags=["needs-answer"]
 def once(fn):
@@ -188,7 +199,8 @@ def once(fn):
 
 
 sizes, found = [10**6, 10**7, 10**8, 10**9], {}
-with gpulab.VirtualGPU("T4", compute=False):  # shapes only, so that 1 GB costs this machine no copying
+# shapes only, so that 1 GB costs this machine no copying
+with gpulab.VirtualGPU("T4", compute=False):
     for kind in ("pinned", "pageable"):
         found[kind] = transfer_benchmark(sizes, kind == "pinned", torch.device("cuda"), once)
 for kind, (ms, latency, bandwidth) in found.items():
@@ -206,9 +218,12 @@ plot(found)
 for kind in ("pinned", "pageable"):
     recorded = gpulab.data.copies()[kind]
     times = iter(recorded.values())
-    _, latency, bandwidth = transfer_benchmark(list(recorded), False, torch.device("cpu"), lambda fn: next(times))
-    worst = max(abs((latency * 1e-3 + size / bandwidth * 1e-6) / ms - 1) for size, ms in recorded.items())
-    print(f"{kind:<9} latency {latency:.1f} µs, {bandwidth:.1f} GB/s, at worst {worst:.0%} off a recorded time (recorded)")
+    cpu = torch.device("cpu")
+    _, latency, bandwidth = transfer_benchmark(list(recorded), False, cpu, lambda fn: next(times))
+    line = {size: latency * 1e-3 + size / bandwidth * 1e-6 for size in recorded}
+    worst = max(abs(line[size] / ms - 1) for size, ms in recorded.items())
+    print(f"{kind:<9} latency {latency:.1f} µs, {bandwidth:.1f} GB/s,", end=" ")
+    print(f"at worst {worst:.0%} off a recorded time (recorded)")
 
 # %% benchmark-real [markdown]
 # On a real GPU, take out the line with `VirtualGPU`: the same two functions measure it.
@@ -223,7 +238,7 @@ for kind in ("pinned", "pageable"):
 
 # %% noisy
 def noisy_epoch(model, optimizer, batches):
-    """Train one epoch; return what was asked for. Do not change this one: it is what yours is compared with."""
+    """Train one epoch; return what was asked for. Do not change it: yours is compared with it."""
     device = next(model.parameters()).device
     total, best, hard, correct, samples = 0.0, float("inf"), 0.0, 0, 0
     for x, y in batches:
@@ -244,15 +259,16 @@ def noisy_epoch(model, optimizer, batches):
 
 # %% quiet_epoch tags=["solution"]
 def quiet_epoch(model, optimizer, batches):
-    """Train one epoch as `noisy_epoch` does, without waiting for the GPU before the last batch has been queued.
+    """Train one epoch as `noisy_epoch` does, without waiting for the GPU before the
+    last batch has been queued.
 
     model      an nn.Module on a GPU, the current one or another
     optimizer  a torch optimizer over its parameters; one step for each batch
     batches    a list of (inputs, targets), CPU tensors in pinned memory
 
-    Returns a dict of Python numbers: "loss", the mean over all samples; "best", the smallest mean loss of a batch;
-    "hard", the sum of all losses above 1; "correct", an int, how many predictions were right. No batch's graph is kept
-    when the next one is computed.
+    Returns a dict of Python numbers: "loss", the mean over all samples; "best", the smallest mean
+    loss of a batch; "hard", the sum of all losses above 1; "correct", an int, how many predictions
+    were right. No batch's graph is kept when the next one is computed.
     """
     # TODO: keep on the GPU what noisy_epoch brings to the host, and read it once, after the loop
     ### BEGIN SOLUTION
@@ -310,29 +326,33 @@ gpulab.check.hidden_syncs(quiet_epoch)
 # with streams.
 #
 # 25 minutes · difficulty ●●●
+#
+# **`prefetch(batches, device)`**
+#
+# - `batches`: an iterable of (inputs, targets), tuples or lists of CPU tensors in pinned memory; it may be empty, and
+#   it may raise
+# - `device`: a CUDA device, the current one or another
+#
+# Yields (inputs, targets) on `device`, all of them, in order. The copy of batch i + 1 is queued before batch i is
+# yielded, and no more than that: at most one batch is taken ahead. Work that the caller queues in the stream that is
+# current for it starts when the batch has arrived, and does not wait for the next one. The caller may change that
+# stream between two batches, and finds its current stream and GPU as they were. The host never waits. The memory of a
+# batch is not used again before the caller's stream is done with it; no more than four batches lie on the GPU at a
+# time, and none in the end.
+#
+# An exception of `batches` reaches the caller in its place: after the batches that came before it.
 
 # %% prefetch tags=["solution"]
 def prefetch(batches, device):
-    """Yield the batches on `device`, each copied in a side stream while the one before it is in use.
-
-    batches  an iterable of (inputs, targets), tuples or lists of CPU tensors in pinned memory; it may be empty, and it
-             may raise
-    device   a CUDA device, the current one or another
-
-    Yields (inputs, targets) on `device`, all of them, in order. The copy of batch i + 1 is queued before batch i is
-    yielded, and no more than that: at most one batch is taken ahead. Work that the caller queues in the stream that is
-    current for it starts when the batch has arrived, and does not wait for the next one. The caller may change that
-    stream between two batches, and finds its current stream and GPU as they were. The host never waits. The memory of a
-    batch is not used again before the caller's stream is done with it; no more than four batches lie on the GPU at a
-    time, and none in the end.
-    An exception of `batches` reaches the caller in its place: after the batches that came before it.
+    """Yield the batches on `device`, each copied in a side stream while
+    the one before it is in use.
     """
     # TODO: a side stream; a function that takes one batch and queues its copy there; then the loop
     ### BEGIN SOLUTION
     side, source = torch.cuda.Stream(device), iter(batches)
 
     def ahead():
-        """The next batch, its copy queued, or None; and the exception that came in its place, or None."""
+        """The next batch, its copy queued, or None; and the exception in its place, or None."""
         try:
             batch = next(source)
         except StopIteration:
@@ -345,7 +365,8 @@ def prefetch(batches, device):
     coming, error = ahead()
     while coming is not None:
         main, batch = torch.cuda.current_stream(device), coming
-        main.wait_stream(side)  # before the next copy is queued, so that main does not wait for that one
+        # before the next copy is queued, so that main does not wait for that one
+        main.wait_stream(side)
         for t in batch:
             t.record_stream(main)
         coming, error = ahead()

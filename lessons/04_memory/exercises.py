@@ -30,42 +30,49 @@ gpu = gpulab.setup()
 #
 # On a GPU the allocator counts for you. On the CPU nobody counts, but autograd can be asked what it saves: that is an
 # estimate, and has to be called one.
+#
+# **`profile_forward(model, inputs, grad=True)`**
+#
+# - `model`: an `nn.Module`, all of it on the device of `inputs`, each submodule in some mode; the modes stay as they
+#   are
+# - `inputs`: a tensor on any device: the CPU, or a GPU that need not be the current one
+# - `grad`: `True`: a pass that backward could follow, also if the caller is under `torch.no_grad()`; `False`: a pass
+#   under `torch.no_grad()`
+#
+# The dict, with floats in MiB (`2**20` bytes):
+#
+# - `"source"`: `"allocator"` for a pass on a GPU, `"estimate"` for one on the CPU
+# - `"kept_mib"`: allocator: allocated after the pass, its output still alive, less allocated before it; estimate: the
+#   bytes of every storage that autograd saves, and of the output's; each storage once, and without those of parameters,
+#   buffers and inputs, which were there before
+# - `"peak_mib"`: allocator: the most that was allocated at any moment of the pass, less allocated before it; estimate:
+#   `None`, for nobody saw it
+#
+# What a first pass takes once and keeps, such as a workspace of cuBLAS, does not count. The line that is printed holds
+# `kept_mib` with two decimals, `"MiB"`, and the source. When the function returns, the GPU is idle, and nothing of the
+# pass is left in memory. An exception of the model passes through.
 
 # %% profile_forward tags=["solution"]
 def profile_forward(model, inputs, grad=True):
-    """Measure one forward pass, model(inputs), print what it keeps in MiB, and return a dict.
-
-    model   an nn.Module, all of it on the device of `inputs`, each submodule in some mode; the modes stay as they are
-    inputs  a tensor on any device: the CPU, or a GPU that need not be the current one
-    grad    True: a pass that backward could follow, also if the caller is under torch.no_grad(); False: a pass under
-            torch.no_grad()
-
-    The dict, with floats in MiB (2**20 bytes):
-      "source"    "allocator" for a pass on a GPU, "estimate" for one on the CPU
-      "kept_mib"  allocator: allocated after the pass, its output still alive, less allocated before it
-                  estimate: the bytes of every storage that autograd saves, and of the output's; each storage once,
-                  and without those of parameters, buffers and inputs, which were there before
-      "peak_mib"  allocator: the most that was allocated at any moment of the pass, less allocated before it
-                  estimate: None, for nobody saw it
-
-    What a first pass takes once and keeps, such as a workspace of cuBLAS, does not count. The line that is printed
-    holds kept_mib with two decimals, "MiB", and the source. When the function returns, the GPU is idle, and nothing
-    of the pass is left in memory. An exception of the model passes through.
-    """
-    # TODO: on a GPU: a pass to warm up, before, the pass, after. On the CPU: saved_tensors_hooks around the pass
+    """Measure one forward pass, model(inputs), print what it keeps in MiB, and return a dict."""
+    # TODO: on a GPU: a pass to warm up, before, the pass, after. On the CPU:
+    # saved_tensors_hooks around the pass
     ### BEGIN SOLUTION
     device = inputs.device
     if device.type == "cpu":
         source, peak_bytes, storages = "estimate", None, {}
-        known = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), inputs]}
+        before = [*model.parameters(), *model.buffers(), inputs]
+        known = {t.untyped_storage().data_ptr() for t in before}
 
         def pack(tensor):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in known:
                 storages[storage.data_ptr()] = storage.nbytes()
-            return tensor.detach()  # the tensor itself would make a circle where a layer saves its own output
+            # the tensor itself would make a circle where a layer saves its own output
+            return tensor.detach()
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.set_grad_enabled(grad):
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with hooks, torch.set_grad_enabled(grad):
             output = model(inputs)
         pack(output)
         kept_bytes = sum(storages.values())
@@ -115,11 +122,13 @@ gpulab.check.memory_profiler(profile_forward)
 
 # %% profiler-try tags=["needs-answer"]
 device = "cuda" if torch.cuda.is_available() else "cpu"
-network = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Dropout(0.1), nn.Linear(2048, 512)).to(device)
+layers = nn.Linear(512, 2048), nn.ReLU(), nn.Dropout(0.1), nn.Linear(2048, 512)
+network = nn.Sequential(*layers).to(device)
 for batch in (256, 1024):
     x = torch.randn(batch, 512, device=device)
     with_grad, without = profile_forward(network, x), profile_forward(network, x, grad=False)
-    print(f"batch {batch}: {with_grad['kept_mib'] / without['kept_mib']:.1f} times as much with gradients ({gpu.numbers})")
+    factor = with_grad["kept_mib"] / without["kept_mib"]
+    print(f"batch {batch}: {factor:.1f} times as much with gradients ({gpu.numbers})")
 
 # %% buckets-text [markdown]
 # ## 2 · Fill the buckets before the first step
@@ -131,27 +140,32 @@ for batch in (256, 1024):
 #
 # Predict first: a model with 1,000,000 parameters in float32 is trained with AdamW under bfloat16 autocast. How many
 # bytes are weights, gradients and optimizer state together? (The answer stands in hint 1.)
+#
+# **`memory_buckets(model, inputs, optimizer='adamw', amp=False)`**
+#
+# - `model`: an `nn.Module` in training mode; parameters of any dtype, some of them frozen (`requires_grad=False`), some
+#   used by two modules (tied). Its gradients, buffers and modes stay as they are
+# - `inputs`: a tensor for `model(inputs)`, on the model's device
+# - `optimizer`: `"sgd"` (without momentum), `"momentum"` (SGD with momentum) or `"adamw"`
+# - `amp`: `True`: the forward pass runs under autocast with bfloat16
+#
+# Returns a dict of ints, bytes as the tensors have them (not rounded by an allocator), each storage once:
+#
+# - `"weights"`: the parameters
+# - `"buffers"`: the buffers, also those that `state_dict()` leaves out
+# - `"gradients"`: what backward will leave in .grad
+# - `"optimizer_state"`: the tensors that the optimizer will keep, each as large as its parameter (Adam's step counters,
+#   4 bytes each, do not count)
+# - `"activations"`: what autograd keeps for backward when the forward pass is over, without the storages of parameters,
+#   buffers and inputs
 
 # %% memory_buckets tags=["solution"]
 def memory_buckets(model, inputs, optimizer="adamw", amp=False):
-    """Predict the bytes in each bucket of a training step. Nothing is trained, and the model comes back as it was.
-
-    model      an nn.Module in training mode; parameters of any dtype, some of them frozen (requires_grad=False), some
-               used by two modules (tied). Its gradients, buffers and modes stay as they are
-    inputs     a tensor for model(inputs), on the model's device
-    optimizer  "sgd" (without momentum), "momentum" (SGD with momentum) or "adamw"
-    amp        True: the forward pass runs under autocast with bfloat16
-
-    Returns a dict of ints, bytes as the tensors have them (not rounded by an allocator), each storage once:
-      "weights"          the parameters
-      "buffers"          the buffers, also those that state_dict() leaves out
-      "gradients"        what backward will leave in .grad
-      "optimizer_state"  the tensors that the optimizer will keep, each as large as its parameter (Adam's step
-                         counters, 4 bytes each, do not count)
-      "activations"      what autograd keeps for backward when the forward pass is over, without the storages of
-                         parameters, buffers and inputs
+    """Predict the bytes in each bucket of a training step. Nothing is trained, and the
+    model comes back as it was.
     """
-    # TODO: four buckets are arithmetic on parameters and buffers; for the fifth, run the forward pass on a copy
+    # TODO: four buckets are arithmetic on parameters and buffers; for the fifth, run
+    # the forward pass on a copy
     ### BEGIN SOLUTION
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = sum(p.nbytes for p in trained)
@@ -219,7 +233,8 @@ predicted = memory_buckets(network, x)
 print({bucket: f"{nbytes / 2**20:.2f} MiB" for bucket, nbytes in predicted.items()})
 if torch.cuda.is_available():
     found = held(network, x) / 2**20
-    print(f"activations: predicted {predicted['activations'] / 2**20:.2f} MiB, {gpu.numbers} {found:.2f} MiB")
+    mib = predicted["activations"] / 2**20
+    print(f"activations: predicted {mib:.2f} MiB, {gpu.numbers} {found:.2f} MiB")
 
 # %% tracker-text [markdown]
 # ## 3 · Challenge: `GPUMemoryTracker`
@@ -243,32 +258,39 @@ if torch.cuda.is_available():
 #
 # Predict first: two naive trackers, one inside the other, reset the counter at entry and read it at exit. Memory reaches
 # 900 MiB before the inner block, 700 in it, and 600 after it. What does the outer one say? (Hint 2 answers.)
+#
+# **`GPUMemoryTracker(device=None)`**
+#
+# - `device`: `None`: the GPU that is current at entry, also if another is current later; a number: that GPU; `"all"`:
+#   each
+#
+# After the block, as attributes or properties; MiB are `2**20` bytes, as in PyTorch's own messages:
+#
+# - `available`: `True` if there was a GPU at entry, else `False`
+# - `peak_by_gpu`: `{GPU number: MiB}`: the most that was allocated at any moment of the block, absolute
+# - `delta_by_gpu`: `{GPU number: MiB}`: allocated at the end less at entry; below 0 if the block freed memory
+# - `peak_memory_mb`: the sum of `peak_by_gpu`
+# - `memory_delta_mb`: the sum of `delta_by_gpu`
+# - `peak_above_entry_mb`: `peak_memory_mb` less what was allocated at entry
+#
+# What it promises:
+#
+# - `with ... as tracker` gives the tracker itself. What it said at the end of the block it says from then on.
+# - Inside the block a number is the one up to that moment, or reading it raises RuntimeError; before the first block
+#   reading one raises RuntimeError. A number that was not measured is never given.
+# - Trackers nest as deep as you like, on the same GPU or on others, in one thread or in several: none loses its peak.
+# - A tracker can be used again, and begins anew. Entering one whose block is open raises RuntimeError, and the open
+#   block goes on unharmed.
+# - An exception (OutOfMemoryError too) ends the block as its end does, and passes through.
+# - At entry and at exit each watched GPU is waited for, so that an error of a kernel comes out of its own block. The
+#   block has ended then, too; if it is the wait at entry that raises, the block has not begun. Which GPU is current
+#   stays as it was.
+# - Without a GPU nothing is measured and nothing raises: available is `False`, the numbers are 0.0, the dicts empty.
 
 # %% tracker tags=["solution"]
 class GPUMemoryTracker:
-    """Context manager: the peak and the change of allocated GPU memory over a `with` block, exact to the byte.
-
-    device  None: the GPU that is current at entry, also if another is current later; a number: that GPU; "all": each
-
-    After the block, as attributes or properties; MiB are 2**20 bytes, as in PyTorch's own messages:
-      available            True if there was a GPU at entry, else False
-      peak_by_gpu          {GPU number: MiB}: the most that was allocated at any moment of the block, absolute
-      delta_by_gpu         {GPU number: MiB}: allocated at the end less at entry; below 0 if the block freed memory
-      peak_memory_mb       the sum of peak_by_gpu
-      memory_delta_mb      the sum of delta_by_gpu
-      peak_above_entry_mb  peak_memory_mb less what was allocated at entry
-
-    - `with ... as tracker` gives the tracker itself. What it said at the end of the block it says from then on.
-    - Inside the block a number is the one up to that moment, or reading it raises RuntimeError; before the first block
-      reading one raises RuntimeError. A number that was not measured is never given.
-    - Trackers nest as deep as you like, on the same GPU or on others, in one thread or in several: none loses its peak.
-    - A tracker can be used again, and begins anew. Entering one whose block is open raises RuntimeError, and the open
-      block goes on unharmed.
-    - An exception (OutOfMemoryError too) ends the block as its end does, and passes through.
-    - At entry and at exit each watched GPU is waited for, so that an error of a kernel comes out of its own block. The
-      block has ended then, too; if it is the wait at entry that raises, the block has not begun. Which GPU is current
-      stays as it was.
-    - Without a GPU nothing is measured and nothing raises: available is False, the numbers are 0.0, the dicts empty.
+    """Context manager: the peak and the change of allocated GPU memory over a `with`
+    block, exact to the byte.
     """
 
     def __init__(self, device=None):
@@ -279,10 +301,13 @@ class GPUMemoryTracker:
         ### END SOLUTION
 
     def __enter__(self):
-        # TODO: refuse a second entry. Find the GPUs, wait for them. Who needs their counters before you reset them?
+        # TODO: refuse a second entry. Find the GPUs, wait for them. Who needs their
+        # counters before you reset them?
         ### BEGIN SOLUTION
         if self in self._open:
-            raise RuntimeError("the block of this tracker is open already: a second one needs a tracker of its own")
+            raise RuntimeError(
+                "the block of this tracker is open already: a second one needs a tracker of its own"
+            )
         gpus = self._find_gpus()
         for gpu in gpus:
             torch.cuda.synchronize(gpu)
@@ -296,7 +321,8 @@ class GPUMemoryTracker:
         ### END SOLUTION
 
     def __exit__(self, kind, error, trace):
-        # TODO: wait, read, close, in any case. Then the values: attributes that you set here, or properties
+        # TODO: wait, read, close, in any case. Then the values: attributes that
+        # you set here, or properties
         ### BEGIN SOLUTION
         try:
             for gpu in self._entry:
@@ -306,11 +332,12 @@ class GPUMemoryTracker:
             self._open.remove(self)
         return False
 
-    _open: ClassVar = []  # every tracker whose block is open, of all threads: they share the counters
+    # the trackers whose blocks are open, of all threads: they share the counters
+    _open: ClassVar = []
 
     @classmethod
     def _tell_all(cls):
-        """Every open tracker takes what the counters say now: before a reset it is the last chance."""
+        """Every open tracker takes what the counters say now: the last chance before a reset."""
         for tracker in cls._open:
             for gpu in tracker._entry:
                 tracker._now[gpu] = torch.cuda.memory_allocated(gpu)
@@ -333,10 +360,14 @@ class GPUMemoryTracker:
 
     available = property(lambda self: bool(self._in_mib(self._entry.get)))
     peak_by_gpu = property(lambda self: self._in_mib(lambda gpu: self._peak[gpu]))
-    delta_by_gpu = property(lambda self: self._in_mib(lambda gpu: self._now[gpu] - self._entry[gpu]))
+    delta_by_gpu = property(
+        lambda self: self._in_mib(lambda gpu: self._now[gpu] - self._entry[gpu])
+    )
     peak_memory_mb = property(lambda self: sum(self.peak_by_gpu.values()))
     memory_delta_mb = property(lambda self: sum(self.delta_by_gpu.values()))
-    peak_above_entry_mb = property(lambda self: self.peak_memory_mb - sum(self._entry.values()) / 2**20)
+    peak_above_entry_mb = property(
+        lambda self: self.peak_memory_mb - sum(self._entry.values()) / 2**20
+    )
     ### END SOLUTION
 
 # %% check-tracker tags=["check"]
@@ -388,8 +419,9 @@ for name in ("first step", "second step"):
         optimizer.step()
         optimizer.zero_grad()
     del loss
-    print(f"{name}: forward {forward.memory_delta_mb:+.1f} MiB, peak {forward.peak_memory_mb:.1f} MiB;", end=" ")
-    print(f"step {step.memory_delta_mb:+.1f} MiB, peak {step.peak_memory_mb:.1f} MiB ({gpu.numbers})")
+    for part, told in (("forward", forward), ("step", step)):
+        print(f"{name}: {part} {told.memory_delta_mb:+.1f} MiB,", end=" ")
+        print(f"peak {told.peak_memory_mb:.1f} MiB ({gpu.numbers})")
 
 # %% golf-text [markdown]
 # ## 4 · Stretch: golf, out of memory with next to nothing alive
@@ -406,19 +438,22 @@ gpulab.quiz(4, "allocated-reserved")
 
 # %% fragment tags=["solution"]
 def fragment():
-    """Leave an empty GPU so that torch.empty(2 * 2**30, dtype=torch.uint8, device="cuda") runs out of memory.
+    """Leave an empty GPU so that torch.empty(2 * 2**30, dtype=torch.uint8,
+    device="cuda") runs out of memory.
 
-    It is played on a virtual T4 that knows shapes only, so a tensor of 2 GiB costs your machine nothing.
-    torch.cuda.mem_get_info() gives the bytes that are free and all there are. Allowed: making and deleting tensors on
-    "cuda", in whatever order and stream. Not allowed: limits and settings.
+    It is played on a virtual T4 that knows shapes only, so a tensor of 2 GiB costs your
+    machine nothing. torch.cuda.mem_get_info() gives the bytes that are free and all there
+    are. Allowed: making and deleting tensors on "cuda", in whatever order and stream. Not
+    allowed: limits and settings.
 
-    Returns the list of the tensors that are to stay alive; everything else must be gone. Par is 16 MiB of
-    torch.cuda.memory_allocated(). A good round needs about 8 MiB, a very good one about 4, and the record of the
-    authors stands at 1.0005.
+    Returns the list of the tensors that are to stay alive; everything else must be gone. Par is 16
+    MiB of torch.cuda.memory_allocated(). A good round needs about 8 MiB, a very good one about 4,
+    and the record of the authors stands at 1.0005.
     """
     # TODO: fill the GPU with large segments, and leave one small live block in each
     ### BEGIN SOLUTION
-    large, small = 2 * 2**30, 2**20 + 512  # a request of more than 1 MiB does not go to the small pool
+    large = 2 * 2**30
+    small = 2**20 + 512  # a request of more than 1 MiB does not go to the small pool
     alive, fillers = [], []
 
     def take(nbytes):
@@ -426,8 +461,10 @@ def fragment():
 
     while torch.cuda.mem_get_info()[0] >= large:
         take(large)  # a new segment of 2 GiB, free again at once
-        alive.append(take(small))  # the only free block that is large enough: it goes to the front of the segment
-        fillers.append(take(large - small))  # the rest is taken, so that the next one cannot go there
+        # the only free block that is large enough: it goes to the front of the segment
+        alive.append(take(small))
+        # the rest is taken, so that the next one cannot go there
+        fillers.append(take(large - small))
     del fillers
     return alive
     ### END SOLUTION

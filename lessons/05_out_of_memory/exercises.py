@@ -68,15 +68,18 @@ print(f"a step leaves {(live[5] - live[2]) // 3:,} bytes more ({gpu.numbers})")
 
 # %% train tags=["solution"]
 def train(model, optimizer, batches, held_out):
-    """Train for one epoch, as train_leaky does, with live memory that does not grow from step to step.
+    """Train for one epoch, as train_leaky does, with live memory that does
+    not grow from step to step.
 
     model, optimizer   on the GPU; the model has dropout, is in training mode and stays so
-    batches            gives pairs (x, y) on the GPU, each made when it is asked for; take one at a time
+    batches            gives pairs (x, y) on the GPU, each made when it is
+                       asked for; take one at a time
     held_out           a pair (x, y) on the GPU
 
-    Returns three lists with one entry for each batch: losses, floats: the mse loss of the batch; scores, floats: the
-    l1 loss on the held-out data after the step, in evaluation mode, with no graph built; hardest, tensors on the CPU:
-    the row of x whose squared error, by the outputs from before the step, is the largest.
+    Returns three lists with one entry for each batch: losses, floats: the mse loss of the batch;
+    scores, floats: the l1 loss on the held-out data after the step, in evaluation mode, with no
+    graph built; hardest, tensors on the CPU: the row of x whose squared error, by the outputs from
+    before the step, is the largest.
     """
     # TODO: what may each list hold, so that nothing of the step stays on the GPU?
     ### BEGIN SOLUTION
@@ -130,30 +133,33 @@ gpulab.check.memory_leak(train)
 # 25 minutes · difficulty ●●●
 #
 # First a question, to be sure what the first number is:
+#
+# **`read_oom(message)`**
+#
+# - `tried`, `capacity`, `free`, `allocated`, `cached`: the figures that belong to every message; `cached` is what is
+#   reserved but unallocated
+# - `process`: what “this process” has in use. In a container it has no such line: yours is the smallest of the “Process
+#   123 has …” that is at least allocated + cached. A figure above the capacity is none
+# - `allowed`: the limit on this process (“… allowed;”)
+# - `pools`: what is “allocated in private pools”
+# - `others`: what other processes hold, from the figures; less than 64 MiB counts as 0, since the figures are rounded.
+#   `None` without `process`
+# - `tensor`: (smallest, largest): the sizes of a tensor for which PyTorch tries a segment like this one. Give the lower
+#   bound itself as the smallest, `2**20` for 20 MiB; only for 2 MiB it is 1, as no tensor has 0 bytes
+# - `need`: what live tensors would take if the request had succeeded, at the least. What is in pools is not live
+# - `remedy`: "smaller request", "raise the limit", "expandable segments", "end the other process", "free tensors" or
+#   `None`, by the table *Which cause is it?*
+#
+# Raises ValueError, with the names of what is missing, where one of the first five is not found: other versions and
+# allocators have messages of other forms.
 
 # %% message-question
 gpulab.quiz(5, "twenty")
 
 # %% read_oom tags=["solution"]
 def read_oom(message):
-    """What an out-of-memory message says, as a dictionary. Sizes are in bytes; None is for what it does not say.
-
-    tried, capacity, free, allocated, cached   the figures that belong to every message; `cached` is what is reserved
-                but unallocated
-    process     what “this process” has in use. In a container it has no such line: yours is the smallest of the
-                “Process 123 has …” that is at least allocated + cached. A figure above the capacity is none
-    allowed     the limit on this process (“… allowed;”)
-    pools       what is “allocated in private pools”
-    others      what other processes hold, from the figures; less than 64 MiB counts as 0, since the figures are rounded.
-                None without `process`
-    tensor      (smallest, largest): the sizes of a tensor for which PyTorch tries a segment like this one. Give the
-                lower bound itself as the smallest, 2**20 for 20 MiB; only for 2 MiB it is 1, as no tensor has 0 bytes
-    need        what live tensors would take if the request had succeeded, at the least. What is in pools is not live
-    remedy      "smaller request", "raise the limit", "expandable segments", "end the other process", "free tensors" or
-                None, by the table *Which cause is it?*
-
-    Raises ValueError, with the names of what is missing, where one of the first five is not found: other versions and
-    allocators have messages of other forms.
+    """What an out-of-memory message says, as a dictionary. Sizes are in bytes; None is
+    for what it does not say.
     """
     # TODO: find each figure by the words around it; the rest follows from them
     ### BEGIN SOLUTION
@@ -164,17 +170,25 @@ def read_oom(message):
         return [round(float(number) * units[unit]) for number, unit in found]
 
     patterns = {
-        "tried": "Tried to allocate #", "capacity": "total capacity of #", "free": "of which # is free",
-        "allocated": "# is allocated by PyTorch", "cached": "# is reserved by PyTorch but",
-        "allowed": "# allowed;", "pools": "with # allocated in private pools",
+        "tried": "Tried to allocate #",
+        "capacity": "total capacity of #",
+        "free": "of which # is free",
+        "allocated": "# is allocated by PyTorch",
+        "cached": "# is reserved by PyTorch but",
+        "allowed": "# allowed;",
+        "pools": "with # allocated in private pools",
     }
     read = {name: next(iter(figures(words)), None) for name, words in patterns.items()}
     tried, capacity, free, allocated, cached, allowed, pools = read.values()
-    missing = [name for name in ("tried", "capacity", "free", "allocated", "cached") if read[name] is None]
+    missing = [
+        name for name in ("tried", "capacity", "free", "allocated", "cached") if read[name] is None
+    ]
     if missing:
         raise ValueError(f"a message of another form: {', '.join(missing)} not found")
 
-    lines = [size for size in figures(r"Process \d+ has # memory in use") if size >= allocated + cached]
+    lines = [
+        size for size in figures(r"Process \d+ has # memory in use") if size >= allocated + cached
+    ]
     process = min(figures("this process has # memory in use") or lines, default=None)
     process = process if process is not None and process <= capacity else None
     others = None if process is None else capacity - free - process
@@ -182,9 +196,10 @@ def read_oom(message):
 
     known = {2 * 2**20: (1, 2**20), 20 * 2**20: (2**20, 20 * 2**20)}
     tensor = known.get(tried, (max(10 * 2**20, tried - 2 * 2**20), tried))
+    past_reserve = "exceeds the expandable-segment reserve" in message
     if tried > min(capacity, allowed or capacity):
         remedy = "smaller request"
-    elif (allowed is not None and free >= tried) or "exceeds the expandable-segment reserve" in message:
+    elif (allowed is not None and free >= tried) or past_reserve:
         remedy = "raise the limit"
     elif free > tried:
         remedy = None
@@ -197,7 +212,8 @@ def read_oom(message):
     else:
         remedy = "free tensors"
     need = allocated - (pools or 0) + tensor[0]
-    return read | {"process": process, "others": others, "tensor": tensor, "need": need, "remedy": remedy}
+    read |= {"process": process, "others": others}
+    return read | {"tensor": tensor, "need": need, "remedy": remedy}
     ### END SOLUTION
 
 # %% check-message tags=["check"]
@@ -236,7 +252,8 @@ with gpulab.VirtualGPU("T4", compute=False):
     except torch.OutOfMemoryError as error:
         read = read_oom(str(error))
 smallest, largest = read["tensor"]
-print(f"the tensor has {smallest / 2**20:.0f} to {largest / 2**20:.0f} MiB (virtual); remedy: {read['remedy']}")
+print(f"the tensor has {smallest / 2**20:.0f} to {largest / 2**20:.0f} MiB (virtual);", end=" ")
+print(f"remedy: {read['remedy']}")
 
 # %% search-text [markdown]
 # ## 3 · The largest batch, and nothing left behind
@@ -248,19 +265,22 @@ print(f"the tensor has {smallest / 2**20:.0f} to {largest / 2**20:.0f} MiB (virt
 #
 # A batch *fits* when two whole training steps with it run: `zero_grad`, forward, `backward`, `step`, and again. Each
 # attempt should find the GPU as a fresh program would.
+#
+# **`largest_batch(model, optimizer, loss_of, most)`**
+#
+# - `model`: an `nn.Module` on the GPU, in training mode, with BatchNorm and dropout; its gradients are `None`
+# - `optimizer`: over its parameters; it may or may not have its state already
+# - `loss_of`: `loss_of(batch)` draws a batch of so many samples, runs the model, and returns the loss, a 0-dim tensor.
+#   It raises `torch.OutOfMemoryError` where there is no room; other errors are not yours to catch
+# - `most`: at least 1
+#
+# An attempt may be slow: halve the interval, do not walk it. Afterwards all is as it was: parameters, buffers, the
+# optimizer's state, no gradients, the random generators of CPU and GPU, and the memory that live tensors take.
 
 # %% largest_batch tags=["solution"]
 def largest_batch(model, optimizer, loss_of, most):
-    """The largest batch size from 1 to `most` with which training fits on the GPU; 0 if not even 1 does.
-
-    model      an nn.Module on the GPU, in training mode, with BatchNorm and dropout; its gradients are None
-    optimizer  over its parameters; it may or may not have its state already
-    loss_of    loss_of(batch) draws a batch of so many samples, runs the model, and returns the loss, a 0-dim tensor.
-               It raises torch.OutOfMemoryError where there is no room; other errors are not yours to catch
-    most       at least 1
-
-    An attempt may be slow: halve the interval, do not walk it. Afterwards all is as it was: parameters, buffers, the
-    optimizer's state, no gradients, the random generators of CPU and GPU, and the memory that live tensors take.
+    """The largest batch size from 1 to `most` with which training fits on the
+    GPU; 0 if not even 1 does.
     """
     # TODO: keep what an attempt changes, on the host; bisect; put everything back
     ### BEGIN SOLUTION
@@ -290,7 +310,7 @@ def largest_batch(model, optimizer, loss_of, most):
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
             optimizer.zero_grad()
-            optimizer.load_state_dict(copy.deepcopy(state))  # its step counts are used as they are, not copied
+            optimizer.load_state_dict(copy.deepcopy(state))  # its step counts are used as they are
             model.load_state_dict(weights)
     torch.cuda.empty_cache()
     return low
@@ -324,9 +344,15 @@ gpulab.check.batch_search(largest_batch)
 # %% search-try tags=["needs-answer"]
 def make_job(width=64):
     torch.manual_seed(0)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())]
+    layers = []
+    for _ in range(6):
+        layers += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()]
     model = nn.Sequential(*layers).to(device)
-    return model, torch.optim.Adam(model.parameters()), lambda n: model(torch.randn(n, width, device=device)).mean()
+
+    def loss_of(n):
+        return model(torch.randn(n, width, device=device)).mean()
+
+    return model, torch.optim.Adam(model.parameters()), loss_of
 
 
 total = torch.cuda.get_device_properties(device).total_memory

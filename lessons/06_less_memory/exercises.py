@@ -27,25 +27,31 @@ gpu = gpulab.setup()
 # 20 minutes · difficulty ●●●
 #
 # **Predict first:** eight blocks, and room for the inside of four. Which four keep theirs, the first or the last?
+#
+# **`step_within(blocks, x, loss_fn, inside, budget)`**
+#
+# - `blocks`: an `nn.ModuleList` of equal blocks with dropout, in training mode, on the current GPU
+# - `x`: the input, on the same GPU, which needs no gradient; every block takes and gives a tensor of its size
+# - `loss_fn`: `loss_fn(output)` is the loss, a 0-dim tensor
+# - `inside`: bytes that a block keeps for backward besides its input
+# - `budget`: bytes that may be kept at a time: an input of `x.nbytes` for each block, and `inside` for as many blocks
+#   as have room; one always has. It is for kept activations only, not for what comes and goes while a block runs
+#
+# Adds to `.grad` what a plain forward and backward pass would add, to rounding, with the same dropout masks. Computes
+# no more blocks again than it must; nothing leaves the GPU. Sets no seed.
+#
+# Returns the peak: the most bytes allocated on the GPU during the call, less those allocated before it; an int.
 
 # %% step_within tags=["solution"]
 def step_within(blocks, x, loss_fn, inside, budget):
-    """Forward and backward through `blocks`, one after the other, with the activations within `budget`.
-
-    blocks   an nn.ModuleList of equal blocks with dropout, in training mode, on the current GPU
-    x        the input, on the same GPU, which needs no gradient; every block takes and gives a tensor of its size
-    loss_fn  loss_fn(output) is the loss, a 0-dim tensor
-    inside   bytes that a block keeps for backward besides its input
-    budget   bytes that may be kept at a time: an input of x.nbytes for each block, and `inside` for as many blocks as
-             have room; one always has. It is for kept activations only, not for what comes and goes while a block runs
-
-    Adds to .grad what a plain forward and backward pass would add, to rounding, with the same dropout masks.
-    Computes no more blocks again than it must; nothing leaves the GPU. Sets no seed.
-    Returns the peak: the most bytes allocated on the GPU during the call, less those allocated before it; an int.
+    """Forward and backward through `blocks`, one after the other, with the
+    activations within `budget`.
     """
-    # TODO: how many blocks may keep their inside, and which? Checkpoint the others, one by one, and measure the peak
+    # TODO: how many blocks may keep their inside, and which? Checkpoint the others, one by
+    # one, and measure the peak
     ### BEGIN SOLUTION
-    # The last ones: backward begins with them, and has let their insides go when it comes to what is computed again.
+    # The last ones: backward begins with them, and has let their insides go when it comes
+    # to what is computed again.
     room = (budget - len(blocks) * x.nbytes) // inside
     again = max(len(blocks) - room, 0)
     before = torch.cuda.memory_allocated(x.device)
@@ -87,26 +93,33 @@ gpulab.check.checkpoint_budget(step_within)
 # they are. **Why:** `save_on_cpu` sends everything that autograd keeps, the weights too, over a slow bus.
 #
 # 20 minutes · difficulty ●●●
+#
+# **`offload(model, min_bytes)`**
+#
+# - `model`: an `nn.Module` on some device
+# - `min_bytes`: tensors of fewer bytes stay where they are
+#
+# Within it, each tensor that autograd keeps for backward goes to the host, if it has at least `min_bytes` and is not (a
+# view of) a parameter of the model. Backward, which runs after the context has ended, gets it back on the device it
+# came from, with the same values and dtype. Used as
+#
+# ```python
+# with offload(model, 2**20):
+#     loss = model(x).sum()
+# loss.backward()
+# ```
+#
+# It ends with its block, also where that raises: the exception reaches the caller.
+#
+# A forward pass whose backward never comes leaves nothing on the GPU.
 
 # %% offload tags=["solution"]
 def offload(model, min_bytes):
-    """A context manager for the forward pass of `model`: large activations wait for backward on the host.
-
-    model      an nn.Module on some device
-    min_bytes  tensors of fewer bytes stay where they are
-
-    Within it, each tensor that autograd keeps for backward goes to the host, if it has at least `min_bytes` and is not
-    (a view of) a parameter of the model. Backward, which runs after the context has ended, gets it back on the device
-    it came from, with the same values and dtype. Used as
-
-        with offload(model, 2**20):
-            loss = model(x).sum()
-        loss.backward()
-
-    It ends with its block, also where that raises: the exception reaches the caller.
-    A forward pass whose backward never comes leaves nothing on the GPU.
+    """A context manager for the forward pass of `model`: large activations wait
+    for backward on the host.
     """
-    # TODO: a pack hook that decides and copies, an unpack hook that brings back, and saved_tensors_hooks with both
+    # TODO: a pack hook that decides and copies, an unpack hook that brings back, and
+    # saved_tensors_hooks with both
     ### BEGIN SOLUTION
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -156,9 +169,11 @@ mlp(x)  # up to PyTorch 2.14 the workspace of a first product stays, and is not 
 before = torch.cuda.memory_allocated()
 with offload(mlp, 2**20):
     loss = mlp(x).sum()
-print(f"kept on the GPU with it:    {(torch.cuda.memory_allocated() - before) / 2**20:5.1f} MiB ({gpu.numbers})")
+kept = (torch.cuda.memory_allocated() - before) / 2**20
+print(f"kept on the GPU with it:    {kept:5.1f} MiB ({gpu.numbers})")
 loss = mlp(x).sum()
-print(f"kept on the GPU without it: {(torch.cuda.memory_allocated() - before) / 2**20:5.1f} MiB ({gpu.numbers})")
+kept = (torch.cuda.memory_allocated() - before) / 2**20
+print(f"kept on the GPU without it: {kept:5.1f} MiB ({gpu.numbers})")
 
 # %% done [markdown]
 # ## Done?

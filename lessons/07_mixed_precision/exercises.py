@@ -41,29 +41,33 @@ gpulab.quiz(7, "why-accurate")
 # There are nine faults to avoid: another start for each run, warm-up in the time, a clock that does not wait, a peak
 # that is not this run's, a model that is still there from the run before, a baseline that is secretly TF32, fp16
 # without a scaler, a forward pass without the loss in it, and settings that stay changed.
+#
+# **`compare_precisions(make_model, loss_fn, x, y, steps, warm_up)`**
+#
+# - `make_model`: `make_model()` returns a new `nn.Module` on the CPU, in float32 and in training mode, with random
+#   weights
+# - `loss_fn`: `loss_fn(outputs, targets)` returns a 0-dim tensor
+# - `x`, `y`: the one batch to train on, on the device to train on: the CPU, or the current GPU; do not change them
+# - `steps`: the training steps that count
+# - `warm_up`: further steps, before them, at least one: they train too, but are in neither `ms` nor `losses`
+#
+# On a GPU the precisions are `"fp32"`, `"fp16"` (with a gradient scaler) and `"bf16"`; on the CPU `"fp32"` and
+# `"bf16"`. The 16-bit ones are by autocast around model and loss; backward is outside. Every run trains a model with
+# the same first weights, in training mode, with `torch.optim.SGD`, `lr=0.01`. When it begins, nothing of another run is
+# on the GPU, and nothing stays there in the end. `"fp32"` is without TF32, in matrix products and in convolutions;
+# afterwards these settings are as before the call, also if `loss_fn` raises, whose exception comes out.
+#
+# Returns a dict `{precision: row}`; each row is a dict with
+#
+# - `"ms"`: milliseconds for one of the counted steps, the mean
+# - `"peak_bytes"`: the most memory allocated on the GPU in this run (`torch.cuda.max_memory_allocated`); `None` on the
+#   CPU
+# - `"losses"`: the loss of each counted step, a list of floats, not scaled
+# - `"skipped"`: how many of all steps, warm-up included, the scaler skipped; 0 without a scaler
 
 # %% compare_precisions tags=["solution"]
 def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
-    """Train the same network in each precision, and measure the runs.
-
-    make_model  make_model() returns a new nn.Module on the CPU, in float32 and in training mode, with random weights
-    loss_fn     loss_fn(outputs, targets) returns a 0-dim tensor
-    x, y        the one batch to train on, on the device to train on: the CPU, or the current GPU; do not change them
-    steps       the training steps that count
-    warm_up     further steps, before them, at least one: they train too, but are in neither `ms` nor `losses`
-
-    On a GPU the precisions are "fp32", "fp16" (with a gradient scaler) and "bf16"; on the CPU "fp32" and "bf16". The
-    16-bit ones are by autocast around model and loss; backward is outside. Every run trains a model with the same first
-    weights, in training mode, with torch.optim.SGD, lr=0.01. When it begins, nothing of another run is on the GPU, and
-    nothing stays there in the end. "fp32" is without TF32, in matrix products and in convolutions; afterwards these
-    settings are as before the call, also if loss_fn raises, whose exception comes out.
-
-    Returns a dict {precision: row}; each row is a dict with
-      "ms"          milliseconds for one of the counted steps, the mean
-      "peak_bytes"  the most memory allocated on the GPU in this run (torch.cuda.max_memory_allocated); None on the CPU
-      "losses"      the loss of each counted step, a list of floats, not scaled
-      "skipped"     how many of all steps, warm-up included, the scaler skipped; 0 without a scaler
-    """
+    """Train the same network in each precision, and measure the runs."""
     # TODO: one function for one run; then the loop over precisions, with TF32 switched off and back
     ### BEGIN SOLUTION
     on_gpu = x.device.type == "cuda"
@@ -71,7 +75,7 @@ def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
     def now():
         if not on_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # the GPU notes the time when it comes to it in the queue
+        event = torch.cuda.Event(enable_timing=True)  # the GPU notes the time, in its queue
         event.record()
         return event
 
@@ -87,7 +91,8 @@ def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         scaler = torch.amp.GradScaler(x.device.type, enabled=dtype is torch.float16)
         stepped, losses = [], []
-        optimizer.register_step_post_hook(lambda *_: stepped.append(True))  # unlike get_scale(), it does not wait
+        # unlike get_scale(), it does not wait
+        optimizer.register_step_post_hook(lambda *_: stepped.append(True))
         for i in range(warm_up + steps):
             if i == warm_up:
                 start = now()
@@ -112,7 +117,8 @@ def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        return {name: run(copy.deepcopy(first).to(x.device), dtype) for name, dtype in precisions.items()}
+        return {name: run(copy.deepcopy(first).to(x.device), dtype)
+                for name, dtype in precisions.items()}
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
     ### END SOLUTION
@@ -151,12 +157,17 @@ def make_net():
 
 
 for batch in (8, 256):
-    x, y = torch.rand(batch, 128, device="cuda"), torch.zeros(batch, dtype=torch.long, device="cuda")
+    x = torch.rand(batch, 128, device="cuda")
+    y = torch.zeros(batch, dtype=torch.long, device="cuda")
     rows = compare_precisions(make_net, F.cross_entropy, x, y, steps=100, warm_up=5)
     gap = max(abs(row["losses"][-1] - rows["fp32"]["losses"][-1]) for row in rows.values())
-    print(f"batch {batch} ({gpu.numbers} times and bytes); last losses within 0.05 of fp32's: {gap < 0.05}")
+    print(f"batch {batch} ({gpu.numbers} times and bytes);", end=" ")
+    print(f"last losses within 0.05 of fp32's: {gap < 0.05}")
     for name, row in rows.items():
-        print(f"    {name}: {row['ms']:.3f} ms a step, peak {row['peak_bytes'] / 2**20:5.2f} MiB, {row['skipped']} skipped")
+        peak = row["peak_bytes"] / 2**20
+        print(
+            f"    {name}: {row['ms']:.3f} ms a step, peak {peak:5.2f} MiB, {row['skipped']} skipped"
+        )
 
 # %% compare-use-answer [markdown]
 # On the virtual T4, by its clock: at both. A slow-down is a valid result. This network is far too small to fill the GPU; casts,
@@ -170,22 +181,24 @@ for batch in (8, 256):
 # one of them in the wrong place, and a skipped step must not advance what counts steps.
 #
 # 15 minutes · difficulty ●●○
+#
+# **`train_step(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)`**
+#
+# - `model`, `optimizer`: the model is on the device of x, in float32; gradients that the caller left do not count
+# - `scaler`: a `torch.amp.GradScaler` for that device; it may be switched off (`enabled=False`, for bf16)
+# - `scheduler`: a learning-rate schedule that counts updates of the weights
+# - `loss_fn`: `loss_fn(outputs, targets)` returns a 0-dim tensor
+# - `x`, `y`: one batch
+# - `dtype`: `torch.float16` or `torch.bfloat16`, for autocast around model and loss; backward is outside
+# - `max_norm`: the largest norm that the gradient may have when the optimizer steps
+#
+# Returns (loss, stepped): the loss, not scaled, as a float; and whether the optimizer stepped, a bool.
 
 # %% train_step tags=["solution"]
 def train_step(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    """One training step in mixed precision.
-
-    model, optimizer  the model is on the device of x, in float32; gradients that the caller left do not count
-    scaler            a torch.amp.GradScaler for that device; it may be switched off (enabled=False, for bf16)
-    scheduler         a learning-rate schedule that counts updates of the weights
-    loss_fn           loss_fn(outputs, targets) returns a 0-dim tensor
-    x, y              one batch
-    dtype             torch.float16 or torch.bfloat16, for autocast around model and loss; backward is outside
-    max_norm          the largest norm that the gradient may have when the optimizer steps
-
-    Returns (loss, stepped): the loss, not scaled, as a float; and whether the optimizer stepped, a bool.
-    """
-    # TODO: zero_grad, forward under autocast, scaled backward, unscale, clip, step, update, schedule
+    """One training step in mixed precision."""
+    # TODO: zero_grad, forward under autocast, scaled backward, unscale,
+    # clip, step, update, schedule
     ### BEGIN SOLUTION
     optimizer.zero_grad()
     with torch.autocast(x.device.type, dtype=dtype):
@@ -196,7 +209,8 @@ def train_step(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_no
     before = scaler.get_scale()  # 1.0 if the scaler is off
     scaler.step(optimizer)
     scaler.update()
-    stepped = scaler.get_scale() >= before  # it falls after an overflow, and may grow after a good step
+    # it falls after an overflow, and may grow after a good step
+    stepped = scaler.get_scale() >= before
     if stepped:
         scheduler.step()
     return loss.item(), stepped
@@ -233,32 +247,36 @@ gpulab.check.amp_step(train_step)
 # 20 minutes · difficulty ●●●
 #
 # The check takes yours and PyTorch's through the same random traces.
+#
+# **`LossScaler(init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)`**
+#
+# `LossScaler(init_scale, growth_factor, backoff_factor, growth_interval)`, then in every iteration:
+#
+# - `scale(loss)`: returns the loss times the scale, with its graph
+# - `unscale_(optimizer)`: divides the gradients of all the optimizer's parameters by the scale, in place, and notes
+#   whether one of their elements is inf or NaN. The caller may leave it out.
+# - `step(optimizer)`: calls `unscale_` unless that was done since the last update; then `optimizer.step()`, unless an
+#   inf or NaN was found
+# - `update()`: after inf or NaN: multiplies the scale by `backoff_factor`. After `growth_interval` good iterations in a
+#   row: by `growth_factor`, and counts anew. Ends the iteration.
+# - `get_scale()`: the scale, a float
+#
+# One optimizer, gradients in float32 on the CPU or a GPU, as the loss is; a parameter may have no gradient (`.grad` is
+# `None`), and keeps none. Scale and gradients have no floor and no ceiling but those of float32.
 
 # %% LossScaler tags=["solution"]
 class LossScaler:
-    """A dynamic loss scaler, as torch.amp.GradScaler is one.
+    """A dynamic loss scaler, as torch.amp.GradScaler is one."""
 
-    LossScaler(init_scale, growth_factor, backoff_factor, growth_interval), then in every iteration:
-
-    scale(loss)          returns the loss times the scale, with its graph
-    unscale_(optimizer)  divides the gradients of all the optimizer's parameters by the scale, in place, and notes
-                         whether one of their elements is inf or NaN. The caller may leave it out.
-    step(optimizer)      calls unscale_ unless that was done since the last update; then optimizer.step(), unless an
-                         inf or NaN was found
-    update()             after inf or NaN: multiplies the scale by backoff_factor. After growth_interval good
-                         iterations in a row: by growth_factor, and counts anew. Ends the iteration.
-    get_scale()          the scale, a float
-
-    One optimizer, gradients in float32 on the CPU or a GPU, as the loss is; a parameter may have no gradient (.grad is
-    None), and keeps none. Scale and gradients have no floor and no ceiling but those of float32.
-    """
-
-    def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
-        # TODO: keep these four numbers, a count of good steps and what is known of this iteration; then write the
-        # five methods
+    def __init__(
+        self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000
+    ):
+        # TODO: keep these four numbers, a count of good steps and what is known of this iteration;
+        # then write the five methods
         ### BEGIN SOLUTION
-        self.current, self.growth_factor, self.backoff_factor = float(init_scale), growth_factor, backoff_factor
-        self.growth_interval, self.good = growth_interval, 0
+        self.current, self.growth_factor = float(init_scale), growth_factor
+        self.backoff_factor, self.growth_interval = backoff_factor, growth_interval
+        self.good = 0
         self.unscaled = self.overflow = False
 
     def scale(self, loss):

@@ -64,16 +64,13 @@ def held_after_forward(batch, dtype=torch.float32):
 plain, mixed = held_after_forward(8), held_after_forward(8, torch.float16)
 print(f"float32:  {plain / 2**20:6.2f} MiB ({gpu.numbers})")
 print(f"autocast: {mixed / 2**20:6.2f} MiB ({gpu.numbers})")
-guess.compare(mixed / plain, gpu.numbers)
+told = """Activations are half as large. But autocast leaves the weights in float32 and multiplies with 16-bit copies of
+them, which backward needs too: seven of 1024 × 1024 numbers of 2 bytes. (Not eight: nobody wants the gradient of x.)"""
+guess.compare(round(mixed / plain, 1), gpu.numbers, because=told)
 
 # %% question-answer [markdown]
-# It holds **many times more**. The activations are indeed half as large. But autocast leaves the weights in float32
-# and multiplies with 16-bit *copies* of them, and backward needs these copies too. Seven copies of 1024 × 1024
-# numbers of 2 bytes are 14 MiB, against activations of a quarter MiB. (Seven and not eight: nobody wants the gradient
-# of `x`, so the first layer's copy goes at once.)
-#
-# So the sentence is wrong for this batch, and right for another one. This lesson finds out where the line is: for
-# memory, for time, and for the gradient.
+# The sentence is wrong for one batch, and right for another. This lesson finds out where the line is: for memory, for
+# time, and for the gradient.
 #
 # The prediction of the virtual GPU is exact enough for such questions. On a GPU of your own, compare:
 
@@ -120,12 +117,11 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
     for _ in range(1000):
         weight -= 0.001
     print(f"{str(dtype)[6:]:<9} {abs(weight.item()):.3f} (computed)")
-left.compare(weight.item(), "computed")
+told = """It never moved. Below 1 the next bf16 number is 0.0039 away; 0.001 is less than half of that, so each
+difference is rounded back to 1.0, without an error or a warning."""
+left.compare(weight.item(), "computed", because=told)
 
 # %% stuck-text [markdown]
-# **1.0: it never moved.** Below 1 the next bf16 number is 0.0039 away. 0.001 is less than half of that, so each
-# difference is rounded back to 1.0. Not one update in a thousand arrived; there is no error and no warning.
-#
 # This is the one sentence to keep: *16 bits are enough for a product, and too few for a sum of many small changes*. A
 # training step has both. The products are the time, the update is the sum, and mixed precision is the art of treating
 # them differently.
@@ -135,8 +131,7 @@ left.compare(weight.item(), "computed")
 #
 # The simulator opens on this weight. Try this:
 #
-# 1. Raise *Each update takes away* to 0.2 %. Now bf16 moves, and ends *below* 0: it was rounded the other way. Which
-#    share is the first that gets through at all?
+# 1. Raise *Each update takes away* to 0.2 %. Where does bf16 end, and why? Which share is the first that gets through?
 # 2. *Format* fp16: most of the way, and a wrong end.
 # 3. *times 10 to the power* −8, fp16: what is stored? This is a gradient, further down.
 
@@ -167,22 +162,22 @@ with torch.autocast("cuda", dtype=torch.float16):
     }
 for bits in (torch.float16, torch.float32):
     print(f"{str(bits)[6:]}: {', '.join(name for name, value in results.items() if value.dtype is bits)}")
-count.compare(sum(value.dtype is torch.float16 for value in results.values()), "computed")
+told = """To 16 bits: products and convolutions. To float32: exp, log, pow, softmax, sum, norms, most losses. The rest
+comes as it is, and where dtypes meet the wider wins; sum is listed and mean is not."""
+count.compare(sum(value.dtype is torch.float16 for value in results.values()), "computed", because=told)
 
 # %% autocast-lists [markdown]
 # Three rules explain the table (they are the same for bf16):
 #
-# - **To 16 bits:** matrix products, convolutions, attention, recurrent cells. Here is the speed, and a tensor core adds
-#   up in float32 anyway. (cuBLAS may add *partial* sums in 16 bits:
+# - **To 16 bits** goes what is fast in it, attention and recurrent cells too; a tensor core adds up in float32 anyway.
+#   (cuBLAS may add *partial* sums in 16 bits:
 #   `torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction` is True.)
-# - **To float32:** `exp`, `log`, `pow`, `softmax`, most losses, `sum`, `norm`, layer, group and RMS norm. They turn
-#   small errors into large ones, or add many terms.
-# - **As it comes:** all else. `relu` and `gelu` stay in 16 bits. Where dtypes meet, the wider wins: `h + x` is float32,
-#   and so is everything after a float32 residual stream until the next product.
+# - **To float32** goes what turns small errors into large ones, or adds many terms.
+# - **As it comes:** all else. Behind a float32 residual stream everything is float32 until the next product.
 #
-# `sum` is listed and `mean` is not, so `h.sum() / n` and `h.mean()` differ in dtype. And `batch_norm` takes 16-bit
-# images but computes its statistics in float32. A third surprise is `cross_entropy`: its loss is float32, but the
-# log-probabilities inside are rounded to 16 bits, because it asks `log_softmax` for its input's dtype:
+# Three surprises. `h.sum() / n` and `h.mean()` differ in dtype. `batch_norm` takes 16-bit images but computes its
+# statistics in float32. And the loss of `cross_entropy` is float32, but the log-probabilities inside are rounded to
+# 16 bits, because it asks `log_softmax` for its input's dtype:
 
 # %% autocast-loss
 scores, labels = torch.randn(256, 1000, device=device).bfloat16(), torch.arange(256, device=device)
@@ -248,13 +243,8 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
 #
 # Now the line can be drawn. A linear layer from $n$ to $m$ features keeps its input for backward. With $B$ rows
 # (samples, or tokens) that is $4Bn$ bytes in float32. Autocast keeps $2Bn$ for the input and $2nm$ for the copy of
-# the weight. It saves when
-#
-# $$2Bn + 2nm < 4Bn \quad\Longleftrightarrow\quad B > m$$
-#
-# **as many rows as the layer has outputs.** Our layers have 1024. (A 3×3 convolution has nine times the weights, and
-# its rows are pixels, images × height × width: it saves from nine times as many pixels as it has output channels,
-# which is soon.)
+# the weight. From how many rows on does it save? (A 3×3 convolution has nine times the weights, and its rows are
+# pixels, images × height × width, so it saves soon.)
 
 # %% saves-predict
 rows = gpulab.predict("From which batch on, in steps of 64, does autocast hold less than float32 here?")
@@ -265,7 +255,6 @@ batches = [8, 32, 128, 512, 1024, 2048, 4096, 8192]
 with gpulab.VirtualGPU("A100-80", compute=False):
     held = {name: [held_after_forward(n, dtype) for n in batches] for name, dtype in precisions.items()}
     first = next(n for n in range(64, 4096, 64) if held_after_forward(n, torch.float16) < held_after_forward(n))
-rows.compare(first, "virtual")
 for n, full, half in zip(batches, held["float32"], held["fp16"], strict=True):
     print(f"batch {n:>4}: {full / 2**20:7.2f} MiB in float32, {half / full:6.2f} times that under autocast (virtual)")
 
@@ -288,10 +277,11 @@ gpulab.style.show(
     alt="Memory held after a forward pass over the batch, both on logarithmic axes. Float32 is a straight line; fp16 "
     "and bf16 lie on each other, stay near 14 MiB up to batch 128, and fall below float32 above batch 1024.",
 )
+rows.compare(first, "virtual", because="2Bn + 2nm < 4Bn is B > m: more rows than a layer has outputs.")
 
 # %% saves-explain [markdown]
-# fp16 and bf16 lie on each other: a byte has no opinion about exponents. At 1024 rows both sides are equal, as the
-# formula says. From there on the ratio falls towards ½, and reaches it for no batch.
+# fp16 and bf16 lie on each other: a byte has no opinion about exponents. Beyond the line the ratio falls towards ½, and
+# reaches it for no batch.
 #
 # And this is only what the *forward pass* holds. Four things do not shrink at all: parameters, gradients, Adam's two
 # moments: 16 bytes a parameter. Look at the peak of a whole step, and at its time:
@@ -413,7 +403,7 @@ with gpulab.VirtualGPU("T4", compute=False):
     print("T4, torch.cuda.is_bf16_supported():", torch.cuda.is_bf16_supported())
 
 # %% gpus-predict
-slower = gpulab.predict("On the T4, the time of a bf16 matrix product against one in fp16", unit="times")
+in_hardware = gpulab.predict("Of T4, L4, A100 and H100, how many have tensor cores for bf16?")
 
 # %% gpus-run
 def tflops(dtype, n=4096, tf32=False):
@@ -425,21 +415,21 @@ def tflops(dtype, n=4096, tf32=False):
     return 2 * n**3 / took / 1e9
 
 
-rates = {}
+rates, count = {}, 0
 print("TFLOP/s, virtual     fp32    TF32    fp16    bf16    bf16 in hardware")
 for name in ("T4", "L4", "A100-80", "H100"):
     with gpulab.VirtualGPU(name, compute=False):
         kinds = ((torch.float32, False), (torch.float32, True), (torch.float16, False), (torch.bfloat16, False))
         rates[name] = [tflops(dtype, tf32=tf32) for dtype, tf32 in kinds]
         hardware = torch.cuda.is_bf16_supported(including_emulation=False)
+    count += hardware
     print(f"{name:<17}{''.join(f'{rate:8.1f}' for rate in rates[name])}    {hardware}")
-slower.compare(rates["T4"][2] / rates["T4"][3], "virtual")
+told = """is_bf16_supported() means: can I make such a tensor; it counts emulation. The T4 computes in bf16, correctly, and
+gives up the speed you wanted. Ampere (2020) and later have bf16 and TF32, Volta and Turing fp16 only."""
+in_hardware.compare(count, "virtual", because=told)
 
 # %% gpus-explain [markdown]
-# `is_bf16_supported()` means “can I make such a tensor”, and **counts emulation**. The T4 has no bf16 tensor cores:
-# bf16 runs, correctly, and gives up the speed you wanted. (The model takes the float32 rate for it.) Ask with
-# `including_emulation=False`, or for capability 8.0: Ampere (2020) and later have bf16 and TF32, Volta and Turing
-# fp16 only.
+# Ask with `including_emulation=False`, or for capability 8.0. (For emulated bf16 the model takes the float32 rate.)
 #
 # And a T4 that promises 65 TFLOP/s? It begins with 49, and its 70 W allow 23 of them in the long run (a forum of NVIDIA's has
 # 24, recorded). The L4, at 72 W, is in the same position; the A100 at 400 W is not.
@@ -515,16 +505,14 @@ def logit_gradient(dtype, scale=1.0):
 for name, dtype in precisions.items():
     print(f"{name:<8} {(logit_gradient(dtype) == 0).float().mean():7.2%} of the gradient is 0 (computed)")
 fp16 = logit_gradient(torch.float16)
-lost.compare(round(100 * (fp16 == 0).float().mean().item(), 1), "computed")
+told = "What is left is the gradient of the right words: make these more likely. The rest weighs as much together."
+lost.compare(round(100 * (fp16 == 0).float().mean().item(), 1), "computed", because=told)
 print(f"loss × 65536: {(logit_gradient(torch.float16, 65536.0) == 0).float().mean():.2%}")
 
 # %% vanish-explain [markdown]
-# What is left is the gradient of the right words: “make these more likely”. “Make all others less likely” is gone, and
-# together it weighs as much. No error, no NaN: training goes on with half a gradient.
-#
-# The remedy is one multiplication. Scale the *loss* by 65536, and by the chain rule every gradient is 65536 times as
-# large, out of the hole. Divide the float32 gradients of the parameters by 65536 before the step, and nothing else has
-# changed. Scaling does not touch the learning rate.
+# No error, no NaN: training goes on. The remedy is one multiplication. Scale the *loss* by 65536, and by the chain rule
+# every gradient is 65536 times as large, out of the hole. Divide the float32 gradients of the parameters by 65536
+# before the step, and nothing else has changed. Scaling does not touch the learning rate.
 #
 # Does it matter in training? Below, a small network learns the digits four times, with the same data and start. To
 # stand for a term with a small weight in a larger loss, it is multiplied by $10^{-4}$; Adam hardly notices such a
@@ -749,13 +737,13 @@ def share_moved(dtype, lr, steps=20):
 for lr in (1e-3, 1e-4, 1e-5):
     shares = [share_moved(dtype, lr) for dtype in (torch.float32, torch.bfloat16)]
     print(f"learning rate {lr:g}: of float32 weights {shares[0]:.0f} % moved, of bf16 weights {shares[1]:.0f} % (computed)")
-moving.compare(round(shares[1]), "computed")
+told = """A weight moves when the update is more than half its spacing, which is 0.2 to 0.4 % of the weight. Adam's
+updates are about the learning rate, so at 1e-5 only weights near zero move."""
+moving.compare(round(shares[1]), "computed", because=told)
 
 # %% weights-explain [markdown]
-# (A fifth never moves in any precision: pixels that are always empty, units that are off.) A weight moves when the
-# update is more than half its spacing, which is 0.2 to 0.4 % of the weight. Adam's updates are about the learning
-# rate. So the pure bf16 weights of this network learn at $10^{-3}$, and at $10^{-5}$ only those near zero do. The loss
-# falls a little nevertheless, so nobody notices.
+# (A fifth never moves in any precision: pixels that are always empty, units that are off.) The loss falls a little
+# nevertheless, so nobody notices.
 #
 # Those who keep 16-bit weights keep the lost part elsewhere: a float32 copy in the optimizer, stochastic rounding, or
 # a compensation buffer (Kahan). For **inference** none of this matters: nothing is updated, and
@@ -776,9 +764,6 @@ for name in ("high", "medium", "highest"):
     torch.set_float32_matmul_precision(name)
     print(f"set_float32_matmul_precision({name!r}): products may use TF32:", torch.backends.cuda.matmul.allow_tf32)
 
-# %% tf32-predict
-conv_guess = gpulab.predict("A100: a float32 conv2d at PyTorch's defaults is how many times as fast as true fp32?")
-
 # %% tf32-run
 def conv_ms(allow_tf32):
     torch.backends.cudnn.allow_tf32 = allow_tf32
@@ -793,13 +778,14 @@ def conv_ms(allow_tf32):
 with gpulab.VirtualGPU("A100-80", compute=False):
     default, exact = conv_ms(True), conv_ms(False)
 print(f"default {default:.2f} ms, allow_tf32 off {exact:.2f} ms (virtual)")
-conv_guess.compare(exact / default, "virtual")
 
 # %% tf32-explain [markdown]
 # **Convolutions use TF32 by default, matrix products do not.** (The factor comes from the two rates that the model
-# assumes.) TF32 takes float32 tensors, keeps 11 significant bits
-# of each factor, and adds in float32. So it saves no memory, needs no scaler, and is no “simplified AMP”. It costs
-# digits:
+# assumes.) TF32 takes float32 tensors, keeps 11 significant bits of each factor, and adds in float32. So it saves no
+# memory, needs no scaler, and is no “simplified AMP”. It costs digits, and so does bf16 with its 8 bits:
+
+# %% tf32-predict
+error_guess = gpulab.predict("A product of random matrices: bf16's error is how many times TF32's?")
 
 # %% tf32-error
 def to_tf32(x):
@@ -810,11 +796,13 @@ def to_tf32(x):
 
 torch.manual_seed(0)
 a, b = torch.randn(256, 256), torch.randn(256, 256)
-truth = a.double() @ b.double()
+truth, errors = a.double() @ b.double(), {}
 pairs = {"float32": (a, b), "TF32": (to_tf32(a), to_tf32(b)), "bf16": (a.bfloat16().float(), b.bfloat16().float())}
 for name, (left_factor, right_factor) in pairs.items():
-    error = ((left_factor @ right_factor - truth).norm() / truth.norm()).item()
-    print(f"{name:<8} relative error below 1e-6: {error < 1e-6!s:<6} 1e-3: {error < 1e-3!s:<6} 1e-2: {error < 1e-2}")
+    errors[name] = ((left_factor @ right_factor - truth).norm() / truth.norm()).item()
+    print(f"{name:<8} relative error", f"{errors[name]:.1e}" if errors[name] > 1e-6 else "below 1e-6", "(computed)")
+ratio = round(errors["bf16"] / errors["TF32"], 1)
+error_guess.compare(ratio, "computed", because="A factor of two for each of the three bits fewer.")
 
 # %% tf32-api-text [markdown]
 # `"high"` is documented as TF32 (or a pair of bf16 numbers), `"medium"` as one bf16 number where there is a fast way;

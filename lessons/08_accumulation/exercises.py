@@ -28,27 +28,30 @@ gpu = gpulab.setup()
 #
 # A *window* is `steps` micro-batches; the last window of the epoch holds what is left. The very last micro-batch may
 # also hold fewer samples than the others.
+#
+# **`train_epoch(model, optimizer, loss_fn, micro_batches, steps)`**
+#
+# - `model`: an `nn.Module` in training mode; it stays on its device, in its dtype
+# - `optimizer`: a torch optimizer over its parameters, in one or more groups
+# - `loss_fn`: `loss_fn(outputs, targets)` is the mean over the samples it is given, a 0-dim tensor
+# - `micro_batches`: a list of (inputs, targets) on the model's device; the first dimension is the samples; do not
+#   change them
+# - `steps`: micro-batches per window, at least 1
+#
+# Each step uses the gradient of the mean loss over all samples of its window. Gradients left by the caller do not
+# count. Only one micro-batch's activations are alive at a time.
+#
+# Returns the mean loss over all samples of the epoch, a float.
 
 # %% train_epoch tags=["solution"]
 def train_epoch(model, optimizer, loss_fn, micro_batches, steps):
-    """Train one epoch, one optimizer step for each window of `steps` micro-batches.
-
-    model          an nn.Module in training mode; it stays on its device, in its dtype
-    optimizer      a torch optimizer over its parameters, in one or more groups
-    loss_fn        loss_fn(outputs, targets) is the mean over the samples it is given, a 0-dim tensor
-    micro_batches  a list of (inputs, targets) on the model's device; the first dimension is the samples; do not
-                   change them
-    steps          micro-batches per window, at least 1
-
-    Each step uses the gradient of the mean loss over all samples of its window. Gradients left by the caller do
-    not count. Only one micro-batch's activations are alive at a time.
-    Returns the mean loss over all samples of the epoch, a float.
-    """
-    # TODO: cut the micro-batches into windows, weight each loss by its share of the window, step once per window
+    """Train one epoch, one optimizer step for each window of `steps` micro-batches."""
+    # TODO: cut the micro-batches into windows, weight each loss by its share of the
+    # window, step once per window
     ### BEGIN SOLUTION
-    # Another right way: weight each mean by len(x), and divide all gradients by the window's samples right before
-    # step(). It needs no look-ahead, and costs a pass over the gradients; in fp16 the gradients of the logits, larger by
-    # the window's samples, are closer to overflow.
+    # Another right way: weight each mean by len(x), and divide all gradients by the window's
+    # samples right before step(). It needs no look-ahead, and costs a pass over the gradients; in
+    # fp16 the gradients of the logits, larger by the window's samples, are closer to overflow.
     total, samples = 0.0, 0
     for start in range(0, len(micro_batches), steps):
         window = micro_batches[start : start + steps]
@@ -57,7 +60,7 @@ def train_epoch(model, optimizer, loss_fn, micro_batches, steps):
         for x, y in window:
             loss = loss_fn(model(x), y)
             (loss * len(x) / in_window).backward()
-            total += loss.detach() * len(x)  # not item(): on a GPU it would wait for every micro-batch
+            total += loss.detach() * len(x)  # not item(): on a GPU it would wait each time
             samples += len(x)
         optimizer.step()
     return (total / samples).item()
@@ -96,17 +99,21 @@ gpulab.check.accumulation_window(train_epoch)
 
 # %% accumulate_tokens tags=["solution"]
 def accumulate_tokens(model, micro_batches):
-    """Add to the gradients of `model` the gradient of the mean loss over all labelled tokens of a window.
+    """Add to the gradients of `model` the gradient of the mean loss over all
+    labelled tokens of a window.
 
-    model          model(ids) gives logits of shape (B, T, classes); it stays on its device, in its dtype
-    micro_batches  a list of (ids, labels), each int64 of shape (B, T), on the model's device; B and T differ between
-                   micro-batches. labels[b, t] is the class wanted at that position, or -100: padding, not to be counted
+    model          model(ids) gives logits of shape (B, T, classes); it stays
+                   on its device, in its dtype
+    micro_batches  a list of (ids, labels), each int64 of shape (B, T), on the model's device; B and
+                   T differ between micro-batches. labels[b, t] is the class wanted at that
+                   position, or -100: padding, not to be counted
 
-    The caller has cleared the gradients and will step. One micro-batch's activations at a time, and no micro-batch
-    goes through the model twice. A micro-batch, or the whole window, may hold no labelled token: then it adds nothing.
-    Returns the number of labelled tokens, an int.
+    The caller has cleared the gradients and will step. One micro-batch's activations at a time, and
+    no micro-batch goes through the model twice. A micro-batch, or the whole window, may hold no
+    labelled token: then it adds nothing. Returns the number of labelled tokens, an int.
     """
-    # TODO: count the labelled tokens of the window, then add up the losses of the micro-batches, divided by that
+    # TODO: count the labelled tokens of the window, then add up the losses of the
+    # micro-batches, divided by that
     ### BEGIN SOLUTION
     tokens = sum(int((labels != -100).sum()) for _, labels in micro_batches)
     for ids, labels in micro_batches:
@@ -148,20 +155,21 @@ gpulab.check.token_weighting(accumulate_tokens)
 # 15 minutes · difficulty ●●●
 #
 # All micro-batches have equal size here, and the last window may be short.
+#
+# **`train_epoch_amp(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm)`**
+#
+# - `model`, `optimizer`, `loss_fn`, `micro_batches`, `steps`: as in exercise 1, on the CPU; micro-batches of equal size
+# - `scaler`: a `torch.amp.GradScaler`, switched on (as it would be for fp16)
+# - `scheduler`: a learning-rate schedule that counts updates of the weights; a step that the scaler skips is none
+# - `max_norm`: the largest norm that the gradient of a window may have when the optimizer steps
+#
+# The forward pass and the loss run under autocast on the CPU in bfloat16. As in exercise 1: one optimizer step for each
+# window, with the gradient of the mean loss over its samples; gradients left by the caller do not count; only one
+# micro-batch's activations are alive at a time. Returns nothing.
 
 # %% train_epoch_amp tags=["solution"]
 def train_epoch_amp(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
-    """Train one epoch in mixed precision with accumulation and clipping.
-
-    model, optimizer, loss_fn, micro_batches, steps   as in exercise 1, on the CPU; micro-batches of equal size
-    scaler     a torch.amp.GradScaler, switched on (as it would be for fp16)
-    scheduler  a learning-rate schedule that counts updates of the weights; a step that the scaler skips is none
-    max_norm   the largest norm that the gradient of a window may have when the optimizer steps
-
-    The forward pass and the loss run under autocast on the CPU in bfloat16. As in exercise 1: one optimizer step for
-    each window, with the gradient of the mean loss over its samples; gradients left by the caller do not count; only
-    one micro-batch's activations are alive at a time. Returns nothing.
-    """
+    """Train one epoch in mixed precision with accumulation and clipping."""
     # TODO: per micro-batch, a forward pass and a scaled backward; once per window, all the rest
     ### BEGIN SOLUTION
     for start in range(0, len(micro_batches), steps):
@@ -218,15 +226,16 @@ gpulab.quiz(8, "batch-norm")
 
 # %% without_batch_norm tags=["solution"]
 def without_batch_norm(model, groups):
-    """A copy of `model` in which a GroupNorm of `groups` groups stands in the place of every BatchNorm.
+    """A copy of `model` in which a GroupNorm of `groups` groups stands in the
+    place of every BatchNorm.
 
     model   an nn.Module that holds nn.BatchNorm1d, 2d and 3d, at any depth; it stays as it is
     groups  divides the number of channels of each of them
 
-    A new norm has the old one's name, mode and eps, and a weight and bias of the same values, dtype, device and
-    requires_grad, or none where it has none (affine=False). A BatchNorm that stands in two places is replaced in both.
-    What is one weight in `model` is one in the copy. All else in the copy is as in `model`, in memory of its own.
-    Returns the copy.
+    A new norm has the old one's name, mode and eps, and a weight and bias of the same values,
+    dtype, device and requires_grad, or none where it has none (affine=False). A BatchNorm that
+    stands in two places is replaced in both. What is one weight in `model` is one in the copy. All
+    else in the copy is as in `model`, in memory of its own. Returns the copy.
     """
     # TODO: copy the model, walk down to each BatchNorm, put a GroupNorm in its place
     ### BEGIN SOLUTION
@@ -234,7 +243,8 @@ def without_batch_norm(model, groups):
     for name, old in list(copied.named_modules(remove_duplicate=False)):
         if isinstance(old, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             new = nn.GroupNorm(groups, old.num_features, eps=old.eps, affine=old.affine)
-            new.weight, new.bias = old.weight, old.bias  # those of the copy, which nothing else needs
+            # those of the copy, which nothing else needs
+            new.weight, new.bias = old.weight, old.bias
             parent, _, last = name.rpartition(".")
             setattr(copied.get_submodule(parent), last, new.train(old.training))
     return copied
@@ -285,7 +295,10 @@ layers = [nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.L
 network, (images, labels) = nn.Sequential(*layers), gpulab.data.digits("train")
 batch = images[:64], labels[:64]
 print("with BatchNorm, a gap above 1 %:   ", gap(network, *batch) > 0.01)
-print("with GroupNorm, a gap above 0.001 %:", gap(without_batch_norm(network, groups=4), *batch) > 1e-5)
+print(
+    "with GroupNorm, a gap above 0.001 %:",
+    gap(without_batch_norm(network, groups=4), *batch) > 1e-5,
+)
 
 # %% done [markdown]
 # ## Done?

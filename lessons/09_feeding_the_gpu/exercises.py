@@ -32,27 +32,31 @@ gpu = gpulab.setup()
 # With the GPU waited for after every step, no batch is fetched while it works. That is what makes the two times add up;
 # and it is a little unkind to a loader without workers, whose work a real loop hides behind the GPU's queue. Workers go on
 # during the step, so that their wait is the one of a real loop.
+#
+# **`starvation(loader, step, batches, warm_up)`**
+#
+# - `waiting`: the time in which the next batch is fetched, in seconds; the mean of all timed steps
+# - `stepping`: the time of step, from its call until the GPU is done; their mean as well, in seconds
+# - `share`: the part of waiting in all that time, from 0 to 1
+#
+# The arguments:
+#
+# - `loader`: gives batches of any kind, `None` too; it need not have a length
+# - `step`: `step(batch)` queues the work of a training step on the current GPU, in any of its streams
+# - `batches`: how many steps are timed; fewer, if the loader ends before
+# - `warm_up`: how many steps go before them and are not timed
+#
+# `loader` is started once. Starting the loader is no waiting, nor is its end; nor is work that was queued before the
+# call. No batch is taken that does not go into step, and each goes into it as it is, when the step before it is done. A
+# clock of the host, if one is read, is `time.perf_counter`. ValueError that names `warm_up` if no step can be timed.
+# Afterwards nobody holds the iterator of loader, so that its workers have ended. An exception of loader or step reaches
+# the caller.
 
 # %% starvation tags=["solution"]
 def starvation(loader, step, batches, warm_up):
-    """How long training steps wait for their batches: (waiting, stepping, share), three floats.
-
-    waiting  the time in which the next batch is fetched, in seconds; the mean of all timed steps
-    stepping the time of step, from its call until the GPU is done; their mean as well, in seconds
-    share    the part of waiting in all that time, from 0 to 1
-
-    loader   gives batches of any kind, None too; it need not have a length
-    step     step(batch) queues the work of a training step on the current GPU, in any of its streams
-    batches  how many steps are timed; fewer, if the loader ends before
-    warm_up  how many steps go before them and are not timed
-
-    loader is started once. Starting the loader is no waiting, nor is its end; nor is work that was queued before the
-    call. No batch is taken that does not go into step, and each goes into it as it is, when the step before it is done.
-    A clock of the host, if one is read, is time.perf_counter. ValueError that names warm_up if no step can be timed.
-    Afterwards nobody holds the iterator of loader, so that its workers have ended. An exception of loader or step
-    reaches the caller.
-    """
-    # TODO: fetch with next(), step, wait for the GPU; a clock read before and after each; sums of what is not warm-up
+    """How long training steps wait for their batches: (waiting, stepping, share), three floats."""
+    # TODO: fetch with next(), step, wait for the GPU; a clock read before and after each;
+    # sums of what is not warm-up
     ### BEGIN SOLUTION
     times = []  # (waiting, stepping) of each step
     iterator = iter(loader)
@@ -69,7 +73,8 @@ def starvation(loader, step, batches, warm_up):
         times.append((fetched - start, time.perf_counter() - fetched))
     timed = times[warm_up:]
     if not timed:
-        raise ValueError(f"no step can be timed: warm_up is {warm_up}, and there were {len(times)} batches")
+        there = f"warm_up is {warm_up}, and there were {len(times)} batches"
+        raise ValueError(f"no step can be timed: {there}")
     waiting = sum(wait for wait, _ in timed)
     stepping = sum(work for _, work in timed)
     return waiting / len(timed), stepping / len(timed), waiting / (waiting + stepping)
@@ -110,28 +115,32 @@ gpulab.check.starvation(starvation)
 #
 # How many cores a process may use is what `len(os.sched_getaffinity(0))` says on Linux, unless a container has a smaller
 # quota; here it is an argument. The check looks at the loaders of all ranks and at what they give. It starts no workers.
+#
+# **`make_loader(dataset, batch_size, cores, ranks=1, rank=0, train=True)`**
+#
+# - `dataset`: has a length and takes an index from 0 on; not empty
+# - `cores`: the processor cores that all ranks of this machine have together; a whole number from 1 on
+# - `ranks`: how many processes train together, all on this machine; no process group is open yet
+# - `rank`: which of them this is, from 0 on
+# - `train`: whether it is for training, or for evaluation
+#
+# Each rank has an equal part of the cores, rounded down. One of these is for the rank's own process, and each other one
+# for a worker; there may be none. Workers, if there are any, live on from epoch to epoch. Memory is pinned where there
+# is an accelerator, and only there. Before each epoch the caller calls `loader.sampler.set_epoch(epoch)`, if the
+# sampler has such a method.
+#
+# For training each epoch deals out all samples in another order: to each rank equally many, and none twice but the few
+# that make the parts equal, rounded up. All batches are full, and samples that fill none are left out; but where a
+# rank's part is smaller than a batch, it is one batch.
+#
+# For evaluation every sample is given to one rank, once, in the order of the dataset; no rank has more than its part,
+# rounded up, and one may have none.
 
 # %% make_loader tags=["solution"]
 def make_loader(dataset, batch_size, cores, ranks=1, rank=0, train=True):
-    """The DataLoader of this rank, in batches of batch_size samples.
-
-    dataset     has a length and takes an index from 0 on; not empty
-    cores       the processor cores that all ranks of this machine have together; a whole number from 1 on
-    ranks       how many processes train together, all on this machine; no process group is open yet
-    rank        which of them this is, from 0 on
-    train       whether it is for training, or for evaluation
-
-    Each rank has an equal part of the cores, rounded down. One of these is for the rank's own process, and each other one for a worker; there may be none.
-    Workers, if there are any, live on from epoch to epoch. Memory is pinned where there is an accelerator, and only there.
-    Before each epoch the caller calls loader.sampler.set_epoch(epoch), if the sampler has such a method.
-
-    For training each epoch deals out all samples in another order: to each rank equally many, and none twice but the
-    few that make the parts equal, rounded up. All batches are full, and samples that fill none are left out; but where a rank's part is smaller than a
-    batch, it is one batch.
-    For evaluation every sample is given to one rank, once, in the order of the dataset; no rank has more than its part,
-    rounded up, and one may have none.
-    """
-    # TODO: the workers; a sampler where ranks train; a Subset where they evaluate; when is the last batch dropped?
+    """The DataLoader of this rank, in batches of batch_size samples."""
+    # TODO: the workers; a sampler where ranks train; a Subset where they evaluate; when
+    # is the last batch dropped?
     ### BEGIN SOLUTION
     sampler = None
     if train and ranks > 1:
@@ -190,24 +199,29 @@ gpulab.check.make_loader(make_loader)
 #
 # The check plays the workers without processes: with PyTorch's own seeds, and with memory that is a copy, as a forked
 # worker's is.
+#
+# **`seeded_workers(dataset, batch_size, workers, seed)`**
+#
+# - `dataset`: its `__getitem__` draws from torch's, NumPy's and Python's global generators, and from its attribute rng,
+#   a `numpy.random.Generator`
+# - `batch_size`: samples in a batch
+# - `workers`: how many workers there are, at least one
+# - `seed`: a whole number from 0 to `2**32` - 1
+#
+# Each epoch gives every sample once, in another order. No two workers draw the same numbers from one generator, and no
+# worker draws in an epoch what was drawn in one before.
+#
+# A second loader of this seed gives the same batches with the same numbers, epoch by epoch, whatever has been drawn
+# before; with another seed both order and numbers are others.
+#
+# In the process itself no generator is seeded and nothing is drawn: neither from the global ones nor from
+# `dataset.rng`.
 
 # %% seeded_workers tags=["solution"]
 def seeded_workers(dataset, batch_size, workers, seed):
-    """A DataLoader whose workers draw different numbers, and the same again in a second run.
-
-    dataset     its __getitem__ draws from torch's, NumPy's and Python's global generators, and from its attribute rng,
-                a numpy.random.Generator
-    batch_size  samples in a batch
-    workers     how many workers there are, at least one
-    seed        a whole number from 0 to 2**32 - 1
-
-    Each epoch gives every sample once, in another order. No two workers draw the same numbers from one generator, and
-    no worker draws in an epoch what was drawn in one before.
-    A second loader of this seed gives the same batches with the same numbers, epoch by epoch, whatever has been drawn
-    before; with another seed both order and numbers are others.
-    In the process itself no generator is seeded and nothing is drawn: neither from the global ones nor from dataset.rng.
-    """
-    # TODO: a generator from which PyTorch takes order and seeds; a worker_init_fn for what PyTorch does not know of
+    """A DataLoader whose workers draw different numbers, and the same again in a second run."""
+    # TODO: a generator from which PyTorch takes order and seeds; a worker_init_fn for
+    # what PyTorch does not know of
     ### BEGIN SOLUTION
     def seed_rng(worker):
         info = get_worker_info()

@@ -49,23 +49,27 @@ gpu = gpulab.setup()
 #
 # The host loads in an event of cat `"user_annotation"` with `DataLoader` in its name. It is in a wait in an event of cat
 # `"cuda_runtime"` whose name ends in `Synchronize`: that of a stream, an event or the device.
+#
+# **`name_bottleneck(events, gpu, peak_flops, peak_bandwidth)`**
+#
+# - `events`: of a Chrome trace, a list of dicts in any order
+# - `gpu`: the number of the GPU; kernels of other GPUs do not count, nor what launches them
+# - `peak_flops`: of its arithmetic, in FLOP/s; the peaks of this GPU
+# - `peak_bandwidth`: of its memory, in bytes per second
+#
+# What is looked at is the time of all steps together, from the first step's begin to the last one's end. A gap is a
+# stretch of it in which the GPU runs a kernel on none of its streams; copies are no kernels.
+#
+# If gaps are more than 30 % of the steps' time, they decide, by their time, not their number. Each gap goes to one
+# kind, by what the host does: `"input"` if the host loads for more than half of the gap, else `"waits"` if the host is
+# in a wait when the gap begins, else `"launches"`. Loads and waits are events of the cats named above, and of no other.
+# Otherwise the roof decides under which the steps' kernels would need longer: their FLOPs at the peak, `"compute"`, or
+# their bytes at theirs, `"bandwidth"`.
 
 # %% name_bottleneck tags=["solution"]
 def name_bottleneck(events, gpu, peak_flops, peak_bandwidth):
-    """What the steps of a trace are bound by: "input", "waits", "launches", "compute" or "bandwidth".
-
-    events          of a Chrome trace, a list of dicts in any order
-    gpu             the number of the GPU; kernels of other GPUs do not count, nor what launches them
-    peak_flops      of its arithmetic, in FLOP/s; the peaks of this GPU
-    peak_bandwidth  of its memory, in bytes per second
-
-    What is looked at is the time of all steps together, from the first step's begin to the last one's end. A gap is a
-    stretch of it in which the GPU runs a kernel on none of its streams; copies are no kernels.
-    If gaps are more than 30 % of the steps' time, they decide, by their time, not their number. Each gap goes to
-    one kind, by what the host does: "input" if the host loads for more than half of the gap, else "waits" if the host is in
-    a wait when the gap begins, else "launches". Loads and waits are events of the cats named above, and of no other.
-    Otherwise the roof decides under which the steps' kernels would need longer: their FLOPs at the peak, "compute", or
-    their bytes at theirs, "bandwidth".
+    """What the steps of a trace are bound by: "input", "waits", "launches",
+    "compute" or "bandwidth".
     """
     # TODO: the window, the gaps in it, a kind for each; and the two roofs
     ### BEGIN SOLUTION
@@ -74,9 +78,17 @@ def name_bottleneck(events, gpu, peak_flops, peak_bandwidth):
     steps = [span for span in ranges if span[2]["name"].startswith("ProfilerStep")]
     begin, end = min(span[0] for span in steps), max(span[1] for span in steps)
     loads = [(start, stop) for start, stop, e in ranges if "DataLoader" in e["name"]]
-    waits = [(start, stop) for start, stop, e in spans if e["cat"] == "cuda_runtime" and e["name"].endswith("Synchronize")]
-    runs = [span for span in spans if span[2]["cat"] == "kernel" and span[2]["args"]["device"] == gpu]
-    runs = sorted((span for span in runs if begin < span[1] and span[0] < end), key=lambda span: span[0])
+    waits = [
+        (start, stop)
+        for start, stop, e in spans
+        if e["cat"] == "cuda_runtime" and e["name"].endswith("Synchronize")
+    ]
+    runs = [
+        span for span in spans if span[2]["cat"] == "kernel" and span[2]["args"]["device"] == gpu
+    ]
+    runs = sorted(
+        (span for span in runs if begin < span[1] and span[0] < end), key=lambda span: span[0]
+    )
     gaps, done = [], begin
     for start, stop in [*(span[:2] for span in runs), (end, end)]:
         if start > done:
@@ -87,7 +99,8 @@ def name_bottleneck(events, gpu, peak_flops, peak_bandwidth):
         for start, stop in gaps:
             loading = sum(max(0, min(stop, b) - max(start, a)) for a, b in loads)
             waiting = any(a <= start <= b for a, b in waits)
-            lost["input" if loading > 0.5 * (stop - start) else "waits" if waiting else "launches"] += stop - start
+            loads_most = loading > 0.5 * (stop - start)
+            lost["input" if loads_most else "waits" if waiting else "launches"] += stop - start
         return max(lost, key=lost.get)
     flops, moved = (sum(e["args"].get(key, 0) for _, _, e in runs) for key in ("flops", "bytes"))
     return "compute" if flops / peak_flops > moved / peak_bandwidth else "bandwidth"
@@ -126,9 +139,11 @@ def trace_of(count):
     """The events of two training steps with this many images."""
     with gpulab.VirtualGPU("A100-80", compute=False), tempfile.TemporaryDirectory() as folder:
         model = torchvision.models.mobilenet_v3_large().cuda()
-        images, labels = torch.zeros(count, 3, 224, 224).cuda(), torch.zeros(count, dtype=torch.long).cuda()
+        images = torch.zeros(count, 3, 224, 224).cuda()
+        labels = torch.zeros(count, dtype=torch.long).cuda()
         both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        with profile(activities=both, schedule=schedule(wait=1, warmup=1, active=2), acc_events=True) as recorded:
+        plan = schedule(wait=1, warmup=1, active=2)
+        with profile(activities=both, schedule=plan, acc_events=True) as recorded:
             for _ in range(4):
                 F.cross_entropy(model(images), labels).backward()
                 torch.cuda.synchronize()
@@ -151,24 +166,29 @@ for count in (8, 512):
 # 20 minutes · difficulty ●●○
 #
 # The check takes the steps from a virtual GPU and reads the files that your function leaves.
+#
+# **`profiled_steps(step, steps, skip, every, count, folder)`**
+#
+# - `step`: a training step, a function without arguments
+# - `steps`: how often it is called: so often, and no more
+# - `skip`: how many calls come first that are left alone
+# - `every`: then the last `count` of every `every` calls are recorded, after a warm-up of the profiler's of one step;
+#   there is at least one such cycle, and every > count. A cycle that is not whole at the end is not recorded
+# - `folder`: of the traces: one Chrome trace for each cycle, a file of its own that ends in .json
+#
+# The activities are CPU and CUDA. The times are milliseconds per recorded step, over all cycles. A name is that of an
+# operation (aten::addmm), with the kernels that it launched itself, and not those of operations within; operations
+# without kernels of their own, and kernels, are left out.
+#
+# An exception of step reaches the caller, and no profiler runs on.
 
 # %% profiled_steps tags=["solution"]
 def profiled_steps(step, steps, skip, every, count, folder):
-    """Call step() `steps` times and record some of the calls: the kernels' own time by operation, {name: ms}.
-
-    step    a training step, a function without arguments
-    steps   how often it is called: so often, and no more
-    skip    how many calls come first that are left alone
-    every   then the last `count` of every `every` calls are recorded, after a warm-up of the profiler's of one step;
-            there is at least one such cycle, and every > count. A cycle that is not whole at the end is not recorded
-    folder  of the traces: one Chrome trace for each cycle, a file of its own that ends in .json
-
-    The activities are CPU and CUDA. The times are milliseconds per recorded step, over all cycles. A name is that of an
-    operation (aten::addmm), with the kernels that it launched itself, and not those of operations within; operations
-    without kernels of their own, and kernels, are left out.
-    An exception of step reaches the caller, and no profiler runs on.
+    """Call step() `steps` times and record some of the calls: the kernels' own time
+    by operation, {name: ms}.
     """
-    # TODO: a schedule, a function that saves each cycle's trace, the loop, and the rows of operations
+    # TODO: a schedule, a function that saves each cycle's trace, the loop,
+    # and the rows of operations
     ### BEGIN SOLUTION
     cycles = (steps - skip) // every
 
@@ -233,27 +253,33 @@ gpulab.check.profiled_steps(profiled_steps)
 #
 # *Predict first:* a job that spends a quarter of its time on recomputation runs at 45 % of the peak, all products counted. What
 # is its MFU?
+#
+# **`job_mfu(step, plain_step, dtype, sheet, warm_up, repeats)`**
+#
+# - `step`: one training step as the job runs it, a function without arguments that queues its work on the GPU
+# - `plain_step`: the same without activation checkpointing: called once, and not timed, for it trains the model too
+# - `dtype`: of the products: `torch.bfloat16`, `torch.float16` or `torch.float32`. In float32 they run in TF32 where
+#   `torch.backends.cuda.matmul.allow_tf32` is set and the sheet has a row for it
+# - `sheet`: a data sheet, `{"fp32": (TFLOP/s, sparse), ...}`, with the rows `"fp32"`, `"tf32"`, `"bf16"` and `"fp16"`
+#   or some of them; where sparse is `True`, the rate is twice the dense one
+# - `warm_up`: how many calls of step go before, untimed; 0 is allowed
+# - `repeats`: how many calls are timed, an odd number; step is called `warm_up` + repeats times, and no more often
+#
+# The FLOPs are those that the model needs, forward and backward, as FlopCounterMode counts them. The time is the median
+# of single steps, after `warm_up` calls: from a step's start on the GPU to its end, whatever has been queued before.
+# The clock is `time.perf_counter`, or events.
 
 # %% mfu-predict
-mfu_guess = gpulab.predict("A quarter of the time is recomputation, and all products together reach 45 % of the peak. MFU?", unit="%")
+mfu_guess = gpulab.predict(
+    "A quarter of the time is recomputation, and all products together "
+    "reach 45 % of the peak. MFU?",
+    unit="%",
+)
+
 
 # %% job_mfu tags=["solution"]
 def job_mfu(step, plain_step, dtype, sheet, warm_up, repeats):
-    """The model FLOPs utilisation of a job on the current GPU, as a float: 1 is the peak.
-
-    step        one training step as the job runs it, a function without arguments that queues its work on the GPU
-    plain_step  the same without activation checkpointing: called once, and not timed, for it trains the model too
-    dtype       of the products: torch.bfloat16, torch.float16 or torch.float32. In float32 they run in TF32 where
-                torch.backends.cuda.matmul.allow_tf32 is set and the sheet has a row for it
-    sheet       a data sheet, {"fp32": (TFLOP/s, sparse), ...}, with the rows "fp32", "tf32", "bf16" and "fp16" or
-                some of them; where sparse is True, the rate is twice the dense one
-    warm_up     how many calls of step go before, untimed; 0 is allowed
-    repeats     how many calls are timed, an odd number; step is called warm_up + repeats times, and no more often
-
-    The FLOPs are those that the model needs, forward and backward, as FlopCounterMode counts them. The time is the median
-    of single steps, after `warm_up` calls: from a step's start on the GPU to its end, whatever has been queued before.
-    The clock is time.perf_counter, or events.
-    """
+    """The model FLOPs utilisation of a job on the current GPU, as a float: 1 is the peak."""
     # TODO: three numbers: FLOPs, seconds, the peak
     ### BEGIN SOLUTION
     with FlopCounterMode(display=False) as counter:
@@ -314,7 +340,9 @@ with gpulab.VirtualGPU("A100-80", compute=False):
         loss.backward()
 
     share = job_mfu(train, train, torch.bfloat16, {"bf16": (624.0, True)}, 2, 3)
-print(f"MFU {share:.0%} (virtual; by perf_counter this machine's own time for the launches is in it)")
+print(
+    f"MFU {share:.0%} (virtual; by perf_counter this machine's own time for the launches is in it)"
+)
 
 # %% done [markdown]
 # ## Done?

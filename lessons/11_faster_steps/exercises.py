@@ -40,14 +40,17 @@ lengths_guess = gpulab.predict("Lengths 5, 7, 1 and 9: how many of the four call
 def graphs_per_call(function, calls):
     """How many graphs each call of a function makes torch.compile compile: a list of whole numbers.
 
-    function  compiled with torch.compile as its defaults are, by a backend that makes no kernels. It may have
-              been compiled before, by anyone: the count begins as if it had not
-    calls     a list of tuples of arguments; the function is called once with each, in this order. It may be empty
+    function  compiled with torch.compile as its defaults are, by a backend that makes no kernels.
+              It may have been compiled before, by anyone: the count begins as if it had not
+    calls     a list of tuples of arguments; the function is called once with each, in
+              this order. It may be empty
 
-    All compilations are counted, also more than Dynamo's own limit (torch._dynamo.config.recompile_limit, 8); its settings
-    are as before when the function returns. An exception of `function` reaches the caller.
+    All compilations are counted, also more than Dynamo's own limit
+    (torch._dynamo.config.recompile_limit, 8); its settings are as before when the function returns.
+    An exception of `function` reaches the caller.
     """
-    # TODO: begin from nothing, keep count in a backend, compile, and look at the count after each call
+    # TODO: begin from nothing, keep count in a backend, compile, and look at
+    # the count after each call
     ### BEGIN SOLUTION
     graphs, counts = [], []
 
@@ -104,10 +107,16 @@ lengths_guess.compare(sum(count > 0 for count in counts), "computed")
 print("lengths 5, 7, 1, 9:  ", counts)
 print("a counter, 0 to 5:   ", found(*[(x, n) for n in range(6)], function=lambda x, n: x * n))
 rates = [0.1 * 0.9**epoch for epoch in range(6)]
-print("a rate, six epochs:  ", found(*[(x, rate) for rate in rates], function=lambda x, rate: x - rate * x))
+print(
+    "a rate, six epochs:  ",
+    found(*[(x, rate) for rate in rates], function=lambda x, rate: x - rate * x),
+)
 tensors = [(x, torch.tensor(rate)) for rate in rates]
 print("the rate as a tensor:", found(*tensors, function=lambda x, rate: x - rate * x))
-print("train, eval, train:  ", found((x, True), (x, False), (x, True), function=lambda x, on: layer.train(on)(x)))
+print(
+    "train, eval, train:  ",
+    found((x, True), (x, False), (x, True), function=lambda x, on: layer.train(on)(x)),
+)
 
 # %% switches-text [markdown]
 # ## 2 · Which switches stay
@@ -119,25 +128,26 @@ print("train, eval, train:  ", found((x, True), (x, False), (x, True), function=
 # 25 minutes · difficulty ●●○
 #
 # The check plays a job whose switches it knows: some gain, some hiccup, some cost memory or digits.
+#
+# **`keep_switches(run, switches, repeats, most_mib, tolerance)`**
+#
+# - `run`: `run(on)` makes one step of the job, always the same batch on the same weights, with the switches in the list
+#   `on`, and returns (ms, MiB, loss). The first step after a change of `on` is slow: it compiles or tunes
+# - `switches`: the names of those to try, each on top of those that stay, in this order
+# - `repeats`: how many steps count on each side of a comparison, an odd number
+# - `most_mib`: the memory that there is
+# - `tolerance`: how far the loss may be off, as a part of the loss without any switch
+#
+# For each switch, right before it is tried, the job is measured again: first without the switch, then with it; each
+# time one step that does not count, then `repeats` that do. (One more step without any switch may go before them all,
+# for its loss.) A switch stays if its median time is below the fastest of those without it; if no step with it, the
+# first included, takes more than `most_mib`; and if its loss is within `tolerance` of the loss without any switch. One
+# that raises RuntimeError does not stay, whichever step raises it. Other exceptions reach the caller, and so does what
+# the job raises without the switch.
 
 # %% keep_switches tags=["solution"]
 def keep_switches(run, switches, repeats, most_mib, tolerance):
-    """The switches that stay on: a list in the order of `switches`.
-
-    run        run(on) makes one step of the job, always the same batch on the same weights, with the switches in the list
-               `on`, and returns (ms, MiB, loss). The first step after a change of `on` is slow: it compiles or tunes
-    switches   the names of those to try, each on top of those that stay, in this order
-    repeats    how many steps count on each side of a comparison, an odd number
-    most_mib   the memory that there is
-    tolerance  how far the loss may be off, as a part of the loss without any switch
-
-    For each switch, right before it is tried, the job is measured again: first without the switch, then with it; each
-    time one step that does not count, then `repeats` that do. (One more step without any switch may go before them all,
-    for its loss.) A switch stays if its median time is below the fastest of those without it; if no step with it, the
-    first included, takes more than `most_mib`; and if its loss is within `tolerance` of the loss without any switch. One
-    that raises RuntimeError does not stay, whichever step raises it. Other exceptions reach the caller, and so does what
-    the job raises without the switch.
-    """
+    """The switches that stay on: a list in the order of `switches`."""
     # TODO: a helper that runs 1 + repeats steps; then the comparison for each switch
     ### BEGIN SOLUTION
     stay, plain_loss = [], None
@@ -188,11 +198,18 @@ where = "cuda" if gpu.numbers == "measured" else "cpu"
 
 
 def real_step(on):
-    """One training step with these switches: its milliseconds, its peak on the GPU in MiB (0 on a CPU), and its loss."""
+    """One training step with these switches: ms, peak on the GPU in MiB (0 on a CPU), loss."""
     with gpulab.without_gpu():
         torch.manual_seed(0)
         layout = torch.channels_last if "channels_last" in on else torch.contiguous_format
-        model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+        model = nn.Sequential(
+            nn.Conv2d(3, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(64, 10),
+        )
         model = model.to(where, memory_format=layout)
         images = torch.randn(8, 3, 64, 64, device=where).to(memory_format=layout)
         optimizer = torch.optim.AdamW(model.parameters(), fused="fused" in on)
@@ -213,7 +230,8 @@ def real_step(on):
 
 
 # %% switches-try-run tags=["needs-answer", "host-dependent"]
-print(keep_switches(real_step, ["fused", "channels_last", "bf16"], 5, 4000, 0.02), f"stay on this {where} (measured)")
+kept = keep_switches(real_step, ["fused", "channels_last", "bf16"], 5, 4000, 0.02)
+print(kept, f"stay on this {where} (measured)")
 
 # %% step-text [markdown]
 # ## 3 · Three times as fast
@@ -227,23 +245,27 @@ print(keep_switches(real_step, ["fused", "channels_last", "bf16"], 5, 4000, 0.02
 # moments in its first step, and what is made *within* the capture is made anew in each replay. But those steps train.
 #
 # The check runs it on a virtual A100, values and all.
+#
+# **`graphed_step(model, optimizer, x, y)`**
+#
+# - `model`: on the GPU, in training mode; the loss is `F.cross_entropy(model(x), y)`
+# - `optimizer`: AdamW over its parameters, with `capturable=True`; it may have made steps before, or none
+# - `x`, `y`: a batch of the usual shape, to warm up and to capture with
+#
+# The plain step is `zero_grad`, forward, backward, `optimizer.step()`. In step, losses, parameters, buffers and moments
+# are those of the plain step, after each batch; for batches of the usual shape it takes at most a third of the time.
+# Making the step trains nothing: parameters, buffers and the optimizer's moments and step counts are as before when it
+# is returned (moments that did not exist may exist, and be zero). Streams that use the same tensors wait for each
+# other. A batch of another shape is trained as well, at whatever speed. A loss that was returned stays what it was in
+# later steps. The batches are not changed.
 
 # %% graphed_step tags=["solution"]
 def graphed_step(model, optimizer, x, y):
-    """A training step in a third of the time or less: a function step(x, y) that trains on a batch and returns its loss.
-
-    model      on the GPU, in training mode; the loss is F.cross_entropy(model(x), y)
-    optimizer  AdamW over its parameters, with capturable=True; it may have made steps before, or none
-    x, y       a batch of the usual shape, to warm up and to capture with
-
-    The plain step is zero_grad, forward, backward, optimizer.step(). In step, losses, parameters, buffers and moments
-    are those of the plain step, after each batch; for batches of the usual shape it takes at most a third of the time.
-    Making the step trains nothing: parameters, buffers and the optimizer's moments and step counts are as before when it is
-    returned (moments that did not exist may exist, and be zero). Streams that use the same tensors wait for each other.
-    A batch of another shape is trained as well, at whatever speed. A loss that was returned stays what it was in later steps. The
-    batches are not changed.
+    """A training step in a third of the time or less: a function step(x, y) that trains on a
+    batch and returns its loss.
     """
-    # TODO: a plain step; what to keep, warm up, put back; the capture; and the function that feeds it
+    # TODO: a plain step; what to keep, warm up, put back; the capture; and
+    # the function that feeds it
     ### BEGIN SOLUTION
     def plain(x, y):
         optimizer.zero_grad()
@@ -313,7 +335,10 @@ gpulab.check.graphed_step(graphed_step)
 
 # %% step-try tags=["needs-answer"]
 with gpulab.VirtualGPU("A100-80", compute=False), torch.device("cuda"):
-    model = nn.Sequential(*[layer for _ in range(20) for layer in (nn.Linear(128, 128), nn.ReLU())], nn.Linear(128, 10))
+    model = nn.Sequential(
+        *[layer for _ in range(20) for layer in (nn.Linear(128, 128), nn.ReLU())],
+        nn.Linear(128, 10),
+    )
     optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
     x, y = torch.randn(64, 128), torch.randint(10, (64,))
 

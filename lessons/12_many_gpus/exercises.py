@@ -55,26 +55,31 @@ def training(model, data, epochs, batch_size, learning_rate, path):
 # The check calls your function on two or three real processes, each with a virtual GPU, and with the variables that
 # `torchrun` sets: on one machine, or each on a machine of its own. No process group is open yet. What a rank prints is
 # shown under the result.
+#
+# **`ddp_training(model, data, epochs, batch_size, learning_rate, path)`**
+#
+# - `model`: on the CPU, with other weights on every rank
+# - `data`: a dataset of (x, label), a tensor on the CPU and an int, the same on every rank
+# - `batch_size`: the samples of a step on all ranks together, a multiple of N: each rank takes its Nth
+# - `learning_rate`: of SGD, right for this `batch_size`
+# - `path`: where rank 0 alone saves the state dict, with the names that model has
+#
+# It opens the process group, with NCCL, and closes it at the end. Each rank uses the GPU of its LOCAL_RANK, and no other.
+#
+# Every epoch draws every sample, in another order each time, and no more of them twice than the ranks need for equal
+# parts. In every step all ranks take equally many; the last step of an epoch may have fewer.
+#
+# Afterwards model has, on every rank, the weights that one process has after the same steps from rank 0's weights, to
+# 1e-5. Samples that are drawn twice count twice.
 
 # %% ddp_training tags=["solution"]
 def ddp_training(model, data, epochs, batch_size, learning_rate, path):
-    """Train model on the GPUs of all N ranks: the mean loss of each epoch over the samples of all ranks, a list of
-    floats, the same on every rank. The body of a script that torchrun has started; called on all of them.
-
-    model          on the CPU, with other weights on every rank
-    data           a dataset of (x, label), a tensor on the CPU and an int, the same on every rank
-    batch_size     the samples of a step on all ranks together, a multiple of N: each rank takes its Nth
-    learning_rate  of SGD, right for this batch_size
-    path           where rank 0 alone saves the state dict, with the names that model has
-
-    It opens the process group, with NCCL, and closes it at the end. Each rank uses the GPU of its LOCAL_RANK,
-    and no other.
-    Every epoch draws every sample, in another order each time, and no more of them twice than the ranks need for equal
-    parts. In every step all ranks take equally many; the last step of an epoch may have fewer.
-    Afterwards model has, on every rank, the weights that one process has after the same steps from rank 0's weights, to
-    1e-5. Samples that are drawn twice count twice.
+    """Train model on the GPUs of all N ranks: the mean loss of each epoch over the samples of all
+    ranks, a list of floats, the same on every rank. The body of a script that torchrun has
+    started; called on all of them.
     """
-    # TODO: device and group, DDP around the model, a sampler, one loss for all ranks, one rank that saves
+    # TODO: device and group, DDP around the model, a sampler, one loss for all
+    # ranks, one rank that saves
     ### BEGIN SOLUTION
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
@@ -143,14 +148,15 @@ gpulab.check.ddp_training(ddp_training)
 
 # %% mean_over_ranks tags=["solution"]
 def mean_over_ranks(loss, count):
-    """The mean loss over the samples of all ranks, a float, the same on every rank. Called on all of them.
+    """The mean loss over the samples of all ranks, a float, the same on every
+    rank. Called on all of them.
 
-    loss   the mean over this rank's samples, of shape (), in float32 or bfloat16, on this rank's GPU, which is
-           the current one; NaN where it has no sample
+    loss   the mean over this rank's samples, of shape (), in float32 or bfloat16, on this rank's
+           GPU, which is the current one; NaN where it has no sample
     count  how many samples those are, an int; it differs from rank to rank
 
-    A rank without a sample adds nothing; if no rank has one, the mean is NaN. So it is where a rank that has samples has
-    diverged: its NaN stays.
+    A rank without a sample adds nothing; if no rank has one, the mean is NaN. So it is where a rank
+    that has samples has diverged: its NaN stays.
     The sums are exact to 1e-6, also in bfloat16. loss is as it was: backward() comes next.
     Nothing is put on another rank's GPU. The process group stays open.
     """
@@ -197,27 +203,31 @@ gpulab.check.mean_over_ranks(mean_over_ranks)
 # 15 minutes · difficulty ●●○
 #
 # As above, the ranks are on one machine, or each is on a machine of its own.
+#
+# **`evaluate_once(model, data, batch_size)`**
+#
+# - `model`: in `DistributedDataParallel`, on this rank's GPU, the current one; it makes logits, (batch, classes)
+# - `data`: a dataset of (x, label), a tensor on the CPU and an int, the same on every rank; at least one sample
+# - `batch_size`: the most samples that go through the model at once
+#
+# Every sample goes through the model of one rank, once, and no rank takes more than its share, rounded up: there may be
+# fewer samples than ranks. The loss is the mean cross-entropy over the samples of all ranks, the accuracy the part of
+# them whose largest logit is that of the label.
+#
+# All this in evaluation mode, and without a graph; afterwards each module is in the mode in which it was. Nothing is
+# put on another rank's GPU. The process group stays open.
 
 # %% evaluate_once tags=["solution"]
 def evaluate_once(model, data, batch_size):
-    """(loss, accuracy) over data, two floats, the same on every rank. Called on all of them.
-
-    model       in DistributedDataParallel, on this rank's GPU, the current one; it makes logits, (batch, classes)
-    data        a dataset of (x, label), a tensor on the CPU and an int, the same on every rank; at least one sample
-    batch_size  the most samples that go through the model at once
-
-    Every sample goes through the model of one rank, once, and no rank takes more than its share, rounded up: there may
-    be fewer samples than ranks. The loss is the mean cross-entropy over the samples of all ranks, the accuracy the part
-    of them whose largest logit is that of the label.
-    All this in evaluation mode, and without a graph; afterwards each module is in the mode in which it was.
-    Nothing is put on another rank's GPU. The process group stays open.
-    """
-    # TODO: deal without padding, evaluate the plain module, add up sums and the count over the ranks, divide once
+    """(loss, accuracy) over data, two floats, the same on every rank. Called on all of them."""
+    # TODO: deal without padding, evaluate the plain module, add up sums and the count
+    # over the ranks, divide once
     ### BEGIN SOLUTION
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = next(model.parameters()).device
     part = Subset(data, range(rank, len(data), ranks))
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the losses, of the right answers, of the samples
+    # of the losses, of the right answers, of the samples
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     with torch.no_grad():
@@ -272,12 +282,15 @@ gpulab.check.evaluate_once(evaluate_once)
 def ring_all_reduce(x):
     """Add up x over all ranks: x itself holds the sum, on each of them. Called on all of them.
 
-    x   a contiguous tensor of any shape, the same on every rank, in any dtype that adds up exactly what it holds
+    x   a contiguous tensor of any shape, the same on every rank, in any dtype that
+        adds up exactly what it holds
 
-    It may have any number of elements, also fewer than there are ranks. Nothing is called but sends and receives, and
-    no rank of N sends more than 2(N − 1) pieces of an Nth of the elements, rounded up.
+    It may have any number of elements, also fewer than there are ranks. Nothing is called
+    but sends and receives, and no rank of N sends more than 2(N − 1) pieces of an Nth of
+    the elements, rounded up.
     """
-    # TODO: N pieces, N − 1 hops that add up, N − 1 hops that bring the sums; send without waiting, receive, then wait
+    # TODO: N pieces, N − 1 hops that add up, N − 1 hops that bring the sums; send without
+    # waiting, receive, then wait
     ### BEGIN SOLUTION
     rank, ranks = dist.get_rank(), dist.get_world_size()
     flat = x.view(-1)

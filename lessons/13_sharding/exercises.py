@@ -28,19 +28,23 @@ gpu = gpulab.setup()
 # the rank that runs out of memory is the one that holds most, and which one that is depends on how tensors are cut.
 #
 # 15 minutes · difficulty ●○○
+#
+# **`bytes_per_rank(shapes, ranks, stage, weights, gradients, state)`**
+#
+# - `shapes`: of the parameters, tuples of one whole number or more; the first is the number of rows
+# - `stage`: of ZeRO: 0 cuts nothing (DDP), 1 the optimizer state, 2 the gradients too, 3 the weights too
+# - `weights`: bytes of one weight, as 4; gradients and state likewise, for each number of a parameter
+#
+# What is cut is cut as `fully_shard` does it, each tensor by rows: of as many rows as go round, rounded up, each rank
+# has one part, in order, the last one what is left; or there are none for it. Padding is not counted.
 
 # %% bytes_per_rank tags=["solution"]
 def bytes_per_rank(shapes, ranks, stage, weights, gradients, state):
-    """Bytes of weights, gradients and optimizer state that each rank holds: a list of whole numbers, rank 0 first.
-
-    shapes     of the parameters, tuples of one whole number or more; the first is the number of rows
-    stage      of ZeRO: 0 cuts nothing (DDP), 1 the optimizer state, 2 the gradients too, 3 the weights too
-    weights    bytes of one weight, as 4; gradients and state likewise, for each number of a parameter
-
-    What is cut is cut as fully_shard does it, each tensor by rows: of as many rows as go round, rounded up, each rank
-    has one part, in order, the last one what is left; or there are none for it. Padding is not counted.
+    """Bytes of weights, gradients and optimizer state that each rank holds: a list of
+    whole numbers, rank 0 first.
     """
-    # TODO: for each tensor, how many rows are this rank's? And which of the three kinds does the stage cut?
+    # TODO: for each tensor, how many rows are this rank's? And which of the three
+    # kinds does the stage cut?
     ### BEGIN SOLUTION
     held = [0] * ranks
     for rows, *rest in shapes:
@@ -88,7 +92,8 @@ with gpulab.VirtualGPU("T4", ranks=3, rank=2, compute=False):
     seen = sum(4 * p.to_local().numel() for p in model.parameters())
     dist.destroy_process_group()
 print("rows of", [shape[0] for shape in shapes], "on the last of three:", rows)
-print("bytes of weights:", seen, "with fully_shard,", bytes_per_rank(shapes, 3, 3, 4, 0, 0)[2], "with yours")
+yours = bytes_per_rank(shapes, 3, 3, 4, 0, 0)[2]
+print("bytes of weights:", seen, "with fully_shard,", yours, "with yours")
 
 # %% save-text [markdown]
 # ## 2 · One file for everybody
@@ -104,13 +109,15 @@ print("bytes of weights:", seen, "with fully_shard,", bytes_per_rank(shapes, 3, 
 
 # %% save_whole tags=["solution"]
 def save_whole(model, path):
-    """Save the state dict of model, which fully_shard has cut, as one file at path, which rank 0 alone writes.
+    """Save the state dict of model, which fully_shard has cut, as one file at path,
+    which rank 0 alone writes.
 
-    Called on all ranks. torch.load(path) gives, on any machine and without a process group, a dictionary of whole,
-    plain tensors on the CPU, under the names that it had before it was cut. The weights have the values that they have
-    now, all rows of them; so have the buffers, which are whole on every rank.
-    The model may be too large for one GPU: on no GPU more than one of them is whole at a time, beside what lay there.
-    The model stays cut as it is, and the process group open.
+    Called on all ranks. torch.load(path) gives, on any machine and without a process group, a
+    dictionary of whole, plain tensors on the CPU, under the names that it had before it was
+    cut. The weights have the values that they have now, all rows of them; so have the buffers,
+    which are whole on every rank.
+    The model may be too large for one GPU: on no GPU more than one of them is whole at a time,
+    beside what lay there. The model stays cut as it is, and the process group open.
     """
     # TODO: go through the state dict. What does each rank call, and what is only rank 0's?
     ### BEGIN SOLUTION
@@ -157,23 +164,30 @@ gpulab.check.save_whole(save_whole)
 #
 # The check calls your function on two or three real processes, on one machine or each on a machine of its own, each with a GPU
 # and with the process group open, and compares with one process that has the whole model. What a rank prints is shown under the result.
+#
+# **`train_sharded(model, batches, learning_rate, limit)`**
+#
+# - `model`: on the CPU, whole and the same on all ranks: `model.embed`, then the blocks in `model.blocks`, then
+#   `model.head`
+# - `batches`: a list of (x, label) on the CPU, the same on all ranks; the number of ranks divides the length of each
+#
+# Called on each rank, with the process group open and this rank's GPU the current one. The model may be too large for
+# the GPUs: on none are more than two blocks whole at a time, beside embed and head.
+#
+# Of each batch every rank takes an equal part, and no sample is taken twice. A step is that of `torch.optim.AdamW` with
+# this learning rate, for the mean cross entropy of the batch, with the gradient of the whole model clipped to the norm
+# limit. The weights become those that one process with the whole model gets.
+#
+# `loss` is the mean over all samples of the batch, and `norm` that of the whole gradient, before it is clipped; both are
+# the same on every rank. Afterwards each rank has its part of every weight on its GPU, and the process group is open.
 
 # %% train_sharded tags=["solution"]
 def train_sharded(model, batches, learning_rate, limit):
-    """Cut model and train it, a step for each batch, in order; return a list of (loss, norm), floats, one of each step.
-
-    model      on the CPU, whole and the same on all ranks: model.embed, then the blocks in model.blocks, then model.head
-    batches    a list of (x, label) on the CPU, the same on all ranks; the number of ranks divides the length of each
-
-    Called on each rank, with the process group open and this rank's GPU the current one. The model may be too large for
-    the GPUs: on none are more than two blocks whole at a time, beside embed and head.
-    Of each batch every rank takes an equal part, and no sample is taken twice. A step is that of torch.optim.AdamW with
-    this learning rate, for the mean cross entropy of the batch, with the gradient of the whole model clipped to the norm
-    limit. The weights become those that one process with the whole model gets.
-    loss is the mean over all samples of the batch, and norm that of the whole gradient, before it is clipped; both are
-    the same on every rank. Afterwards each rank has its part of every weight on its GPU, and the process group is open.
+    """Cut model and train it, a step for each batch, in order; return a list of (loss, norm),
+    floats, one of each step.
     """
-    # TODO: cut, then make the optimizer. Which numbers are this rank's alone, and who makes them those of all?
+    # TODO: cut, then make the optimizer. Which numbers are this rank's alone, and
+    # who makes them those of all?
     ### BEGIN SOLUTION
     for block in model.blocks:
         fully_shard(block)  # to this rank's GPU, one block at a time
@@ -224,25 +238,32 @@ gpulab.check.train_sharded(train_sharded)
 # run; one too few is found out at the first step, after the queue. The rule is short, and every part of it turns some decision.
 #
 # 20 minutes · difficulty ●●○
+#
+# **`fewest_gpus(parameters, unit, activations, batch, memory, machine, most)`**
+#
+# The ways, from the one that sends least, with the bytes on each GPU:
+#
+# - `"ddp"`: 16 bytes for each parameter (fp32, AdamW: 4 + 4 + 8), and the activations of its part of the batch
+# - `"zero1"`: the same with the 8 of optimizer state cut into equal parts, one for each rank
+# - `"fsdp"`: all 16 cut, its part's activations, and four times one unit, 4 bytes for each of its parameters, whole for
+#   a moment: the weights of two units, the gradient of one, and the copy of that which is sent
+# - `"tensor"`: all 16 cut, and the activations of the whole batch cut too; no unit is whole
+#
+# The arguments:
+#
+# - `unit`: the most parameters that fsdp gathers at once
+# - `activations`: bytes for one sample, batch samples a step on all ranks together. Under the first three a rank has
+#   the batch divided by the ranks, and it must divide the batch; `"tensor"` works whatever the batch
+# - `memory`: bytes of a GPU, which may be full to the last byte
+# - `machine`: GPUs in a machine; `"tensor"` only within one machine
 
 # %% fewest_gpus tags=["solution"]
 def fewest_gpus(parameters, unit, activations, batch, memory, machine, most):
-    """(ranks, way): the fewest GPUs that train the model, at most `most`, and the first way that fits there;
-    None if none of them fits. The ways, from the one that sends least, with the bytes on each GPU:
-
-    "ddp"      16 bytes for each parameter (fp32, AdamW: 4 + 4 + 8), and the activations of its part of the batch
-    "zero1"    the same with the 8 of optimizer state cut into equal parts, one for each rank
-    "fsdp"     all 16 cut, its part's activations, and four times one unit, 4 bytes for each of its parameters, whole
-               for a moment: the weights of two units, the gradient of one, and the copy of that which is sent
-    "tensor"   all 16 cut, and the activations of the whole batch cut too; no unit is whole
-
-    unit         the most parameters that fsdp gathers at once
-    activations  bytes for one sample, batch samples a step on all ranks together. Under the first three a rank has
-                 the batch divided by the ranks, and it must divide the batch; "tensor" works whatever the batch
-    memory       bytes of a GPU, which may be full to the last byte
-    machine      GPUs in a machine; "tensor" only within one machine
+    """(ranks, way): the fewest GPUs that train the model, at most `most`, and the first way that
+    fits there; None if none of them fits.
     """
-    # TODO: from 1 rank upwards: what does each way need, and which of them may be used with so many?
+    # TODO: from 1 rank upwards: what does each way need, and which of them
+    # may be used with so many?
     ### BEGIN SOLUTION
     for ranks in range(1, most + 1):
         shard, own = 16 * parameters / ranks, activations * batch / ranks

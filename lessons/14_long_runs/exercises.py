@@ -42,34 +42,39 @@ gpu = gpulab.setup()
 # The check interrupts small runs before their first step, at the start of an epoch and in the middle of one, on one virtual
 # GPU and on two. It goes on in a run that has trained before, with other seeds, and compares every piece with a twin that was
 # never interrupted.
+#
+# **`Resumable(run)`**
+#
+# - `state_dict()`: a dictionary of all that the next steps of run depend on. It stays what it is while run goes on,
+#   also when it has been loaded; `torch.save` writes it, and `torch.load(path, weights_only=True)` reads it. run itself
+#   goes on as if nobody had looked.
+# - `load_state_dict(state)`: brings run to that state, whatever it has done before, and on whichever device
+#   `torch.load` has put the tensors. Its next steps are then those of the run that was saved, to the bit. The model,
+#   optimizer, scheduler and scaler stay the same objects, and the optimizer steps the model's own parameters.
+#
+# `run.model`, `run.optimizer`, `run.scheduler` and `run.scaler` are those of torch; the model may lie on two GPUs.
+# `run.epoch` and `run.place` are whole numbers: epochs that are done, and batches of the one that is not.
+#
+# `run.order` is the order of this epoch's data: a tensor on the CPU, drawn when the epoch begins; `None` before the
+# first. A step draws from the global generators of Python (random), NumPy and PyTorch on the CPU, and from that of each
+# GPU.
 
 # %% Resumable tags=["solution"]
 class Resumable:
-    """A run as one state: Resumable(run), with the two methods of torch.distributed.checkpoint's Stateful.
-
-    state_dict()            a dictionary of all that the next steps of run depend on. It stays what it is while run goes
-                            on, also when it has been loaded; torch.save writes it, and torch.load(path,
-                            weights_only=True) reads it. run itself goes on as if nobody had looked.
-    load_state_dict(state)  brings run to that state, whatever it has done before, and on whichever device torch.load
-                            has put the tensors. Its next steps are then those of the run that was saved, to the bit.
-                            The model, optimizer, scheduler and scaler stay the same objects, and the optimizer steps
-                            the model's own parameters.
-
-    run.model, run.optimizer, run.scheduler and run.scaler are those of torch; the model may lie on two GPUs.
-    run.epoch and run.place are whole numbers: epochs that are done, and batches of the one that is not.
-    run.order is the order of this epoch's data: a tensor on the CPU, drawn when the epoch begins; None before the first.
-    A step draws from the global generators of Python (random), NumPy and PyTorch on the CPU, and from that of each GPU.
+    """A run as one state: Resumable(run), with the two methods of
+    torch.distributed.checkpoint's Stateful.
     """
 
     def __init__(self, run):
-        # TODO: keep the run; then write state_dict and load_state_dict. Which parts bring a state_dict of their own,
-        # and which don't?
+        # TODO: keep the run; then write state_dict and load_state_dict. Which parts bring a
+        # state_dict of their own, and which don't?
         ### BEGIN SOLUTION
         self.run = run
 
     def state_dict(self):
         run = self.run
-        state = {part: getattr(run, part).state_dict() for part in ("model", "optimizer", "scheduler", "scaler")}
+        parts = ("model", "optimizer", "scheduler", "scaler")
+        state = {part: getattr(run, part).state_dict() for part in parts}
         state["where"] = run.epoch, run.place, run.order
         state["python"] = random.getstate()
         name, keys, *rest = np.random.get_state()
@@ -79,14 +84,16 @@ class Resumable:
         return copy.deepcopy(state)  # a state dict's tensors are those that train
 
     def load_state_dict(self, state):
-        run, state = self.run, copy.deepcopy(state)  # the optimizer goes on with the very tensors that it is given
+        # the optimizer goes on with the very tensors that it is given
+        run, state = self.run, copy.deepcopy(state)
         for part in ("model", "optimizer", "scheduler", "scaler"):
             getattr(run, part).load_state_dict(state[part])
         run.epoch, run.place, order = state["where"]
         run.order = order if order is None else order.cpu()
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
-        torch.set_rng_state(state["cpu"].cpu())  # a generator's state lies on the CPU, also that of a GPU
+        # a generator's state lies on the CPU, also that of a GPU
+        torch.set_rng_state(state["cpu"].cpu())
         torch.cuda.set_rng_state_all([numbers.cpu() for numbers in state["gpus"]])
         ### END SOLUTION
 
@@ -151,7 +158,8 @@ losses += [step(first) for _ in range(3)]
 print("three more steps:", [f"{loss:.3f}" for loss in losses[-3:]])
 Resumable(second).load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
 again = [step(second) for _ in range(3)]
-print("from the file:   ", [f"{loss:.3f}" for loss in again], "to the bit" if again == losses[-3:] else "not the same")
+same = "to the bit" if again == losses[-3:] else "not the same"
+print("from the file:   ", [f"{loss:.3f}" for loss in again], same)
 
 # %% atomic-text [markdown]
 # ## 2 · Whole, or not there
@@ -166,42 +174,55 @@ print("from the file:   ", [f"{loss:.3f}" for loss in again], "to the bit" if ag
 #
 # The check records your save with `gpulab.crash`, and asks for the latest state after a kill at every operation and after a
 # power cut at every moment. Then it damages files. Nothing is really killed, and no disk really waits.
+#
+# **`Checkpoints(folder, keep)`**
+#
+# - `folder`: a `pathlib.Path`, of a folder that exists; it is a disk of its own, as a mounted one is
+# - `save(state, step)`: writes state with `torch.save`, as `f"step{step}.pt"`; each step is larger than those before.
+#   The keep newest stay, in as many files, and nothing else but what `latest()` has set aside: also what a killed save
+#   has left goes with the next one.
+# - `latest()`: the state with the largest step, read with `torch.load(…, weights_only=True)`; `None` where nothing was
+#   ever saved
+#
+# Other programs read these files: at every moment each file whose name ends in `.pt` is whole. Whatever operation of
+# save a process is killed at, `latest()` then gives the state of the save before, or the new one. The same holds after
+# a power cut. Once save has returned, it is the new one, also after a power cut.
+#
+# Where a state cannot be saved, save raises what `torch.save` raises, and all is as it was before.
+#
+# A disk may damage a file: cut it off, or put zeros in the place of some of its bytes. `latest()` then takes the one
+# before it, and the damaged file is set aside under a name with another ending, and stays there, so that somebody can
+# look at it. Where all are damaged, `latest()` raises at every call: `None` would begin the run at step 0.
+#
+# A file that cannot be opened is not damaged, nor is one that is whole and that `torch.load` refuses: `latest()`
+# raises, and the file keeps its name.
+#
+# The next call may be made by another process, which has an object of its own.
 
 # %% Checkpoints tags=["solution"]
 class Checkpoints:
-    """The checkpoints of a run, in a folder of their own: Checkpoints(folder, keep), with two methods.
-
-    folder              a pathlib.Path, of a folder that exists; it is a disk of its own, as a mounted one is
-    save(state, step)   writes state with torch.save, as f"step{step}.pt"; each step is larger than those before. The
-                        keep newest stay, in as many files, and nothing else but what latest() has set aside: also
-                        what a killed save has left goes with the next one.
-    latest()            the state with the largest step, read with torch.load(…, weights_only=True); None where nothing
-                        was ever saved
-
-    Other programs read these files: at every moment each file whose name ends in .pt is whole. Whatever operation of
-    save a process is killed at, latest() then gives the state of the save before, or the new one. The same holds after
-    a power cut. Once save has returned, it is the new one, also after a power cut.
-    Where a state cannot be saved, save raises what torch.save raises, and all is as it was before.
-    A disk may damage a file: cut it off, or put zeros in the place of some of its bytes. latest() then takes the one
-    before it, and the damaged file is set aside under a name with another ending, and stays there, so that somebody
-    can look at it. Where all are damaged, latest() raises at every call: None would begin the run at step 0.
-    A file that cannot be opened is not damaged, nor is one that is whole and that torch.load refuses: latest() raises,
-    and the file keeps its name.
-    The next call may be made by another process, which has an object of its own.
+    """The checkpoints of a run, in a folder of their own:
+    Checkpoints(folder, keep), with two methods.
     """
 
     def __init__(self, folder, keep):
-        # TODO: keep both. Then save, in steps that are each whole or not done; and latest, newest first
+        # TODO: keep both. Then save, in steps that are each whole or not
+        # done; and latest, newest first
         ### BEGIN SOLUTION
         self.folder, self.keep = folder, keep
 
     def files(self):
-        """The newest first, by the number in the name. glob would hide that the folder cannot be read."""
-        steps = {int(path.stem.removeprefix("step")): path for path in self.folder.iterdir() if path.match("step*.pt")}
+        """The newest first, by the number in the name. glob would hide an unreadable folder."""
+        steps = {
+            int(path.stem.removeprefix("step")): path
+            for path in self.folder.iterdir()
+            if path.match("step*.pt")
+        }
         return [steps[step] for step in sorted(steps, reverse=True)]
 
     def save(self, state, step):
-        temporary = self.folder / "unfinished.tmp"  # one name: the next save writes over what a killed one has left
+        # one name: the next save writes over what a killed one has left
+        temporary = self.folder / "unfinished.tmp"
         try:
             with open(temporary, "wb") as file:
                 torch.save(state, file)
@@ -224,7 +245,8 @@ class Checkpoints:
 
     def latest(self):
         for path in self.files():
-            content = path.read_bytes()  # raises where the disk does not answer, which says nothing of the file
+            # raises where the disk does not answer, which says nothing of the file
+            content = path.read_bytes()
             if self.whole(content):
                 return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             os.replace(path, path.with_suffix(".damaged"))
@@ -237,8 +259,10 @@ class Checkpoints:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 if archive.testzip():  # torch.load does not look at the checksums
                     return False
-            torch.load(io.BytesIO(content), map_location="meta", weights_only=True)  # the list of parts has none
-        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):  # what damaged bytes raise
+            # the list of parts has none
+            torch.load(io.BytesIO(content), map_location="meta", weights_only=True)
+        # what damaged bytes raise
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):
             return False
         return True
         ### END SOLUTION
@@ -287,8 +311,11 @@ with tempfile.TemporaryDirectory() as name:
     Checkpoints(pathlib.Path(name), 2).save({"step": 1, "w": torch.zeros(2000)}, 1)
     with gpulab.crash.record(name) as journal:
         Checkpoints(pathlib.Path(name), 2).save({"step": 2, "w": torch.ones(2000)}, 2)
-    cuts = {done: [state for state in journal.power_cuts if state.finished == done] for done in (False, True)}
-    print("steps:", latest_steps(journal.kills), sorted(latest_steps(cuts[False])), latest_steps(cuts[True]))
+    before, after = (
+        latest_steps([state for state in journal.power_cuts if state.finished == done])
+        for done in (False, True)
+    )
+    print("steps:", latest_steps(journal.kills), sorted(before), after)
 
 # %% notice-text [markdown]
 # ## 3 · The notice
@@ -303,22 +330,27 @@ with tempfile.TemporaryDirectory() as name:
 #
 # The check calls your function in a process of its own, in the main thread, since only there a handler can be set, and
 # raises real signals at moments of its choice.
+#
+# **`save_on_notice(train_step, save, first, last, every)`**
+#
+# - `train_step(step)`: for each step from first to last - 1, in order; nothing where first is last
+# - `save(done)`: after every `every` steps and after the last one, with the number of the next step: first + every is
+#   the first such number. It takes its time.
+#
+# SIGTERM is the notice. The step that is being made comes to its end, no other one begins, and save is called once,
+# also if it was its time anyway. A notice during save changes nothing of that: what is being saved is not saved again.
+# A second notice does nothing more.
+#
+# When this function is left, the handler of SIGTERM is the one from before: also after an exception of `train_step` or
+# of save, or Ctrl-C, which reaches the caller, and nothing is saved after it.
 
 # %% save_on_notice tags=["solution"]
 def save_on_notice(train_step, save, first, last, every):
-    """Train, and save, until the end or until SIGTERM comes; return 75 if a notice has left steps undone, else 0.
-
-    train_step(step)  for each step from first to last - 1, in order; nothing where first is last
-    save(done)        after every `every` steps and after the last one, with the number of the next step: first + every
-                      is the first such number. It takes its time.
-
-    SIGTERM is the notice. The step that is being made comes to its end, no other one begins, and save is called once,
-    also if it was its time anyway. A notice during save changes nothing of that: what is being saved is not saved
-    again. A second notice does nothing more.
-    When this function is left, the handler of SIGTERM is the one from before: also after an exception of train_step or
-    of save, or Ctrl-C, which reaches the caller, and nothing is saved after it.
+    """Train, and save, until the end or until SIGTERM comes; return 75 if a notice has
+    left steps undone, else 0.
     """
-    # TODO: a handler that only takes note; a loop that looks after each step; and the old handler back, whatever happens
+    # TODO: a handler that only takes note; a loop that looks after each step; and the old
+    # handler back, whatever happens
     ### BEGIN SOLUTION
     noticed = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: noticed.append(number))
@@ -368,7 +400,9 @@ def noisy_step(step):
     print("step", step, end=", ")
 
 
-code = save_on_notice(noisy_step, lambda done: print(f"saved: {done} steps done", end=", "), 0, 20, 4)
+code = save_on_notice(
+    noisy_step, lambda done: print(f"saved: {done} steps done", end=", "), 0, 20, 4
+)
 print("and the code is", code)
 
 # %% interval-text [markdown]
@@ -387,26 +421,31 @@ print("and the code is", code)
 # interruptions of the run, a stretch of $t$ hours (work and the checkpoint after it) then takes on average
 # $M\,e^{R/M}\,(e^{t/M} - 1)$ hours, all repetitions included (Daly, 2006). The work is cut into equal stretches, and
 # after each one, the last too, a checkpoint is written.
+#
+# **`best_interval(checkpoint_seconds, restart_minutes, hours_between, machines, work_hours)`**
+#
+# - `checkpoint_seconds`: seconds to write a checkpoint
+# - `restart_minutes`: minutes from an interruption until the run goes on from its last checkpoint
+# - `hours_between`: mean hours between two interruptions of one machine
+# - `machines`: how many there are: each of them interrupts the whole run
+# - `work_hours`: hours that the run takes without interruptions and checkpoints, at most 100 times the mean time
+#   between two interruptions of the run
+#
+# The interval is one with which the hours lost, expected - `work_hours`, are the least, to within 1 %: also where a
+# checkpoint takes about as long as an interruption lets it, and where it is best to save at the end alone; then it is
+# `work_hours`.
+#
+# `expected` is the mean time of the whole run with this interval, to within 1 %.
 
 # %% best_interval tags=["solution"]
 def best_interval(checkpoint_seconds, restart_minutes, hours_between, machines, work_hours):
-    """(interval, expected): hours of work between two checkpoints, and hours that the run then takes on average.
-
-    checkpoint_seconds  seconds to write a checkpoint
-    restart_minutes     minutes from an interruption until the run goes on from its last checkpoint
-    hours_between       mean hours between two interruptions of one machine
-    machines            how many there are: each of them interrupts the whole run
-    work_hours          hours that the run takes without interruptions and checkpoints, at most 100 times the mean time
-                        between two interruptions of the run
-
-    The interval is one with which the hours lost, expected - work_hours, are the least, to within 1 %: also where a
-    checkpoint takes about as long as an interruption lets it, and where it is best to save at the end alone; then it is
-    work_hours.
-    expected is the mean time of the whole run with this interval, to within 1 %.
+    """(interval, expected): hours of work between two checkpoints, and hours that the
+    run then takes on average.
     """
     # TODO: everything in hours; the expected time for n stretches; and the n with the least
     ### BEGIN SOLUTION
-    checkpoint, restart, between = checkpoint_seconds / 3600, restart_minutes / 60, hours_between / machines
+    checkpoint, restart = checkpoint_seconds / 3600, restart_minutes / 60
+    between = hours_between / machines
 
     def expected(stretches):
         length = work_hours / stretches + checkpoint
@@ -446,7 +485,8 @@ gpulab.check.best_interval(best_interval)
 # %% interval-seen tags=["needs-answer"]
 for machines in (8, 1024):
     interval, expected = best_interval(90, 10, 200 * 24, machines, 7 * 24)
-    print(f"{machines:5,} machines: save every {60 * interval:.0f} minutes, {expected:.1f} hours instead of {7 * 24}")
+    print(f"{machines:5,} machines: save every {60 * interval:.0f} minutes,", end=" ")
+    print(f"{expected:.1f} hours instead of {7 * 24}")
 
 # %% done [markdown]
 # ## Done?

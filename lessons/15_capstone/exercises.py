@@ -23,7 +23,8 @@ import gpulab
 gpu = gpulab.setup()
 folder = tempfile.TemporaryDirectory()  # the files come and go; your work is in the cells
 os.chdir(folder.name)
-warnings.filterwarnings("ignore", "with compute=False")  # shapes alone have no values, and need none here
+# shapes alone have no values, and need none here
+warnings.filterwarnings("ignore", "with compute=False")
 
 # %% script-text [markdown]
 # ## 1 · The script
@@ -64,7 +65,8 @@ def parts(script, rate=3e-4, **sizes):
     """Model, optimizer, scaler and schedule of the script, on the GPU in force."""
     model = script["GPT"](**sizes).cuda()
     optimizer, scaler = script["make_optimizer"](model, rate), torch.amp.GradScaler("cuda")
-    return model, optimizer, scaler, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / 20))
+    warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / 20))
+    return model, optimizer, scaler, warm
 
 
 def batches(script, row, length, batch, train):
@@ -73,18 +75,19 @@ def batches(script, row, length, batch, train):
 
 
 def whole(path):
-    """`main` at its own size, for one update: the peak and the time, or the message of the error that ends it."""
+    """`main` at its own size, for one update: peak and time, or the message that ends it."""
     with gpulab.VirtualGPU("T4", compute=False) as t4:
         try:
             load(path)["main"](updates=1)
         except torch.OutOfMemoryError as error:
             return str(error)
         torch.cuda.synchronize()
-        return f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB, {t4.clock.now():.2f} s (virtual)"
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        return f"peak {peak:.2f} GiB, {t4.clock.now():.2f} s (virtual)"
 
 
 def four_rows(path):
-    """`train`, then `evaluate`, with four batches of one row: peaks, time, kernels, and how often the host waits."""
+    """`train`, then `evaluate`, with four batches of one row: peaks, time, kernels, waits."""
     row = torch.zeros(4 * 1024 + 1, dtype=torch.long)
     with gpulab.VirtualGPU("T4", compute=False) as t4:
         script = load(path)
@@ -105,14 +108,19 @@ def four_rows(path):
 
 
 def small(path):
-    """The mean losses of two epochs with a short last window, of an uneven evaluation, and of an epoch after `load`."""
+    """The mean losses of two epochs with a short last window, of an uneven evaluation, and
+    of an epoch after `load`.
+    """
     row = torch.arange(18 * 8 * 32 + 1) * 7 % 89
-    held_out = torch.cat([row[: 7 * 32], row[:33].flip(0)])  # seven rows as in training, and one that nobody can guess
+    # seven rows as in training, and one that nobody can guess
+    held_out = torch.cat([row[: 7 * 32], row[:33].flip(0)])
     with gpulab.VirtualGPU("T4"):
         torch.manual_seed(0)
         script = load(path)
         model, *rest = parts(script, 0.02, **SMALL)
-        losses = [script["train"](model, batches(script, row, 32, 8, True), *rest, 4) for _ in range(2)]
+        losses = []
+        for _ in range(2):
+            losses.append(script["train"](model, batches(script, row, 32, 8, True), *rest, 4))
         losses.append(script["evaluate"](model, batches(script, held_out, 32, 7, False))[0])
         script["save"]("kept.pt", model, *rest)
         model, *rest = parts(script, 0.02, **SMALL)
@@ -138,7 +146,8 @@ job()
 
 # %% own
 with gpulab.VirtualGPU("T4", compute=False):
-    block, x = load()["Block"](768, 12).cuda(), torch.empty(4, 1024, 768, device="cuda", requires_grad=True)
+    block = load()["Block"](768, 12).cuda()
+    x = torch.empty(4, 1024, 768, device="cuda", requires_grad=True)
 
     def forward():
         with torch.autocast("cuda", dtype=torch.float16):

@@ -192,6 +192,7 @@ def test_a_grip_answers_to_keys_and_keeps_the_focus(open_page):
     page.keyboard.press("Home")
     becomes(page, "moment", 0)
     assert grip(page, "the moment").get_attribute("aria-valuenow") == "0"
+    assert grip(page, "the moment").get_attribute("aria-valuetext") == "0 %"
     grip(page, "tasks and weight").focus()
     page.keyboard.press("ArrowUp")
     becomes(page, "weight", 0.55)
@@ -354,6 +355,24 @@ def test_where_there_is_room_the_controls_stand_beside_the_picture(open_page):
     page = open_page(width=940)  # the toy's picture is 600 wide
     side, picture = page.locator(".gs-side").bounding_box(), page.locator(".gpulab-picture").bounding_box()
     assert side["x"] >= picture["x"] + picture["width"]
+    assert page.get_by_text("A hundred.", exact=True).is_visible()  # the state's question, which has room there
+
+
+def test_in_a_narrow_box_the_picture_is_scrolled_and_stays_legible(open_page):
+    page = open_page(width=360)
+    wide, seen = page.locator(".gpulab-picture").evaluate("(node) => [node.scrollWidth, node.clientWidth]")
+    assert wide >= 600 > seen
+    assert not page.get_by_text("A hundred.", exact=True).is_visible()
+
+
+def test_what_is_chosen_in_the_picture_is_said_and_what_can_be_dragged_says_so(open_page):
+    page = open_page()
+    button = page.get_by_role("button", name="the second kind")
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    becomes(page, "kind", "b")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert grip(page, "the moment").locator("title").text_content() == "drag: the moment"
 
 
 def test_a_closed_view_hears_nothing_any_more(open_page):

@@ -8,6 +8,7 @@ import functools
 
 import nbformat
 import pytest
+from browser.notebook_page import WINDOW
 from browser.reading import LOWEST_CONTRAST, OPERABLE, nameless, picture, slider, wait_until
 from courselib.venv import ROOT
 
@@ -72,9 +73,9 @@ def simulator(lecture):
     return box
 
 
-def solution(text):
+def solution(text, lesson="08_accumulation"):
     """The source of the one cell of the solution notebook that has `text` in it."""
-    cells = nbformat.read(ROOT / "solutions" / "08_accumulation.ipynb", as_version=4).cells
+    cells = nbformat.read(ROOT / "solutions" / f"{lesson}.ipynb", as_version=4).cells
     (found,) = [cell.source for cell in cells if cell.cell_type == "code" and text in cell.source]
     return found
 
@@ -319,6 +320,36 @@ def test_what_is_not_attempted_does_not_look_like_an_error(exercise, shoot):
     shoot(exercise, "08_exercise_not_attempted")
 
 
+def test_a_cell_that_uses_a_stub_does_not_look_like_an_error_either_and_works_once_it_is_solved(open_notebook, shoot):
+    notebook = open_notebook("exercises/04_memory.ipynb")
+    notebook.run_all()
+    stub, uses = notebook.find("def profile_forward("), notebook.find("with_grad, without = profile_forward(")
+    cell = notebook.shown(uses)
+    cell.locator(".gpulab-not-yet", has_text="profile_forward: not attempted yet: write it in the cell of").wait_for()
+    assert cell.locator(".jp-OutputArea-output:visible").count() == 1
+    shoot(notebook, "04_exercise_not_attempted")
+    notebook.write(stub, solution("def profile_forward(", "04_memory"))
+    notebook.run(stub, uses)
+    assert "10.0 times as much with gradients" in notebook.output_text(uses)
+    notebook.write(stub, "def profile_forward(model, inputs, grad=True):\n    return inputs.no_such_thing")
+    notebook.run(stub, uses)
+    assert "AttributeError" in notebook.shown(uses).locator(".jp-OutputArea-output:visible").inner_text()
+
+
+def test_no_line_of_an_exercise_and_no_name_in_the_column_of_files_is_cut(exercise, shoot):
+    exercise.page.set_viewport_size({"width": 1280, "height": 720})
+    exercise.shown(exercise.find("def accumulate_tokens("))
+    cut = "(nodes) => nodes.filter((node) => node.scrollWidth > node.clientWidth).map((node) => node.textContent)"
+    names = exercise.page.locator(".jp-DirListing-itemText")
+    assert names.count() == 15
+    assert names.evaluate_all(cut) == []
+    lines = exercise.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .cm-scroller:visible")
+    assert lines.count() > 1
+    assert lines.evaluate_all(cut) == []
+    shoot(exercise, "08_exercise_1280")
+    exercise.page.set_viewport_size(WINDOW)
+
+
 def test_a_wrong_answer_gets_lines_and_no_traceback_and_a_right_one_moves_the_progress(exercise, lab, shoot):
     stub = exercise.find("def train_epoch(")
     check = exercise.find("gpulab.check.accumulation_window(")
@@ -333,6 +364,13 @@ def test_a_wrong_answer_gets_lines_and_no_traceback_and_a_right_one_moves_the_pr
     assert lines[0].startswith("✘ accumulation_window:")
     assert {"expected", "got", "read"} <= {line.split()[0] for line in lines[1:]}
     assert "Traceback" not in exercise.output_text(check)
+    (shown,) = exercise.shown(check).locator(".jp-OutputArea-output:visible").all()
+    card = shown.locator(".gpulab-failed")
+    assert card.inner_text().split()[:2] == ["✘", "accumulation_window:"]
+    exercise.page.set_viewport_size({"width": 800, "height": 720})  # narrow: it wraps, and between words
+    assert card.evaluate("(node) => node.scrollWidth <= node.clientWidth")
+    assert card.evaluate("(node) => getComputedStyle(node).wordBreak") == "normal"
+    exercise.page.set_viewport_size(WINDOW)
     exercise.shown(stub)
     shoot(exercise, "08_exercise_wrong")
     assert "checks" not in lab.progress() or not lab.progress()["checks"]

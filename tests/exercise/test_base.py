@@ -562,10 +562,10 @@ def test_a_notebook_stores_the_sentinel_and_the_message_as_errors():
         "NotAttempted",
         "token_weighting: not attempted yet",
     )
-    assert [(out.ename, out.evalue.splitlines()[0]) for out in none] == [
-        ("CheckFailed", "✘ token_weighting: there is nothing to check: the object is None")
-    ]
-    assert wrong[0].ename == "CheckFailed"
-    assert wrong[0].traceback == [wrong[0].evalue]
-    assert "in helper, line 7" in wrong[0].evalue
+    for card, error in (none, wrong):
+        assert error.ename == "CheckFailed"
+        assert error.traceback == [error.evalue] == [card.data["text/plain"]]
+    assert none[1].evalue.startswith("✘ token_weighting: there is nothing to check: the object is None")
+    assert "in helper, line 7" in wrong[1].evalue
+    assert "in helper, line 7" in wrong[0].data["text/html"]
     assert alive[0].text == "alive\n"

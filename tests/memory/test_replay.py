@@ -17,7 +17,7 @@ def events(*rows):
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["settings"] or "defaults")
 def test_passes_through_every_count_of_pytorch_in_order(run):
-    points = replay(run["first"], events(*run["events"]), 0)
+    points = replay(run["first"], events(*run["events"]), 0).points
     start = run["counts"][0][2]
     counts = [(allocated, reserved, requests - start) for allocated, reserved, requests in run["counts"]]
     seen = iter(points)
@@ -47,13 +47,13 @@ def test_the_recordings_reach_what_they_are_for():
     ],
 )
 def test_a_block_is_rounded_and_its_rest_split_off_as_the_allocator_does(segment, requested, given):
-    points = replay(EMPTY, events(("segment_alloc", 0x1000, segment), ("alloc", 0x1000, requested)), 0)
+    points = replay(EMPTY, events(("segment_alloc", 0x1000, segment), ("alloc", 0x1000, requested)), 0).points
     assert [point.counts for point in points] == [(0, 0, 0), (0, segment, 0), (given, segment, 1)]
 
 
 def test_neighbouring_segments_stay_apart():
     rows = [("segment_alloc", 0, 2 * SMALL), ("segment_alloc", 2 * SMALL, 2 * SMALL), ("segment_free", 0, 2 * SMALL)]
-    assert [point.reserved for point in replay(EMPTY, events(*rows), 0)] == [0, 2 * SMALL, 4 * SMALL, 2 * SMALL]
+    assert [point.reserved for point in replay(EMPTY, events(*rows), 0).points] == [0, 2 * SMALL, 4 * SMALL, 2 * SMALL]
 
 
 def test_another_gpus_segments_do_not_count():
@@ -64,7 +64,7 @@ def test_another_gpus_segments_do_not_count():
 
 def test_a_block_waiting_for_another_stream_is_not_allocated_but_not_free():
     rows = [("segment_alloc", 0, 2 * SMALL), ("alloc", 0, 512), ("free_requested", 0, 512)]
-    points = replay(EMPTY, events(*rows), 0)
+    points = replay(EMPTY, events(*rows), 0).points
     assert points[-1].allocated == 0
     with pytest.raises(Unclear):
         replay(EMPTY, events(*rows, ("alloc", 0, 512)), 0)

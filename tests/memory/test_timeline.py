@@ -1,15 +1,22 @@
 """The timeline of a run: exact at every allocation, with its marks where they were set, in words and as a picture."""
 
 import random
+import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 import torch
 
 from gpulab.memory import GPUMemoryTracker, Mark, MemoryCurve, picture, timeline
+from gpulab.memory.bands import Stretch, stack
+from gpulab.memory.zoom import zoomed
 from virtualgpu.gpu import VirtualGPU
-from virtualgpu.pictures import display
+from virtualgpu.pictures import asleep, display
+from virtualgpu.readings.curve import Allocation
+from virtualgpu.units import mib
 
 MIB = 2**20
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def take(mib, device="cuda"):
@@ -99,11 +106,11 @@ def test_a_peak_before_the_first_mark_is_in_no_phase(gpu):
     assert t.curve.finding() == "Allocated memory peaks at 4.0 MiB"
 
 
-def test_nothing_at_all_is_a_curve_too(gpu):
+def test_nothing_at_all_is_a_curve_too(gpu, check_picture):
     with timeline() as t:
         pass
     assert t.curve.allocated_bytes == (0,)
-    picture.plot(t.curve)
+    check_picture(picture.draw(t.curve).text())
 
 
 def test_out_of_memory_is_marked_and_goes_on(gpu):
@@ -114,7 +121,7 @@ def test_out_of_memory_is_marked_and_goes_on(gpu):
     assert t.curve.finding().startswith("Too much: allocated memory peaks at 1,024 MiB")
 
 
-def test_more_events_than_allowed_leave_the_marks_exact(gpu):
+def test_more_events_than_allowed_leave_the_marks_exact(gpu, check_picture):
     with timeline(max_events=5) as t:
         a = [take(1) for _ in range(10)]
         t.mark("half")
@@ -125,7 +132,8 @@ def test_more_events_than_allowed_leave_the_marks_exact(gpu):
     assert curve.marks == (Mark("half", 1),)
     assert "Between the marks nothing is known" in curve.describe()
     assert "At the marks" in curve.finding()
-    picture.plot(curve)
+    assert curve.allocations == ()
+    check_picture(picture.draw(curve).text())
 
 
 def test_rules_of_rounding_it_does_not_know_leave_the_marks_exact():
@@ -174,9 +182,9 @@ def test_a_recording_that_was_on_stays_on(gpu):
 
 def test_used_again_it_starts_anew(gpu):
     t = timeline()
-    for mib in (4, 2):
+    for size in (4, 2):
         with t:
-            a = take(mib)
+            a = take(size)
             t.mark("x")
             del a
     assert (t.curve.peak_allocated_bytes, len(t.curve.marks)) == (2 * MIB, 1)
@@ -238,31 +246,165 @@ def test_in_a_notebook_it_shows_a_picture_with_its_description_as_alt_text(gpu, 
         "the end. Reserved: at most 20.0 MiB. Allocated at the marks: forward at 0.0 MiB."
     )
     assert data["text/plain"] == words
-    assert f'<img alt="{words}" src="data:image/png' in data["text/html"]
+    assert data[asleep.WIDGET_VIEW]["gpulab"]  # so that a saved notebook has the image in its place
+    assert f'<img alt="{words}" src="data:image/svg+xml;base64,' in data["text/html"]
     assert repr(t) == "<Timeline of cuda:0: peak 4.0 MiB allocated, 20.0 MiB reserved, marks: 1, virtual>"
     del a
+
+
+def titles(text):
+    return [title.text for title in ET.fromstring(text).iter(f"{SVG}title")]
+
+
+def test_each_tensor_is_an_allocation_with_its_size_its_time_and_its_line(gpu):
+    before = take(3)
+    with timeline() as t:
+        a = take(4)
+        b = take(30)
+        del a
+    sizes = [(one.nbytes // MIB, one.born, one.freed) for one in t.curve.allocations]
+    assert sizes == [(3, 0, None), (4, 1, 4), (30, 3, None)]  # b has a segment of its own, point 2
+    line = f"{Path(__file__).name}, line {take.__code__.co_firstlineno + 1}: return torch.empty("
+    assert t.curve.allocations[0].line == ""  # it was there before the recording
+    assert t.curve.allocations[1].line.startswith(line)
+    assert t.curve.allocations[1].line.endswith("\nin take")
+    del b, before
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_allocations_of_every_point_are_the_curve(seed):
+    rng = random.Random(seed)
+    with VirtualGPU("T4", compute=False):
+        live = [take(rng.uniform(0, 9)) for _ in range(5)]
+        with timeline() as t:
+            for _ in range(80):
+                if rng.random() < 0.55 or not live:
+                    live.append(take(2 ** rng.uniform(-12, 5)))
+                else:
+                    live.pop(rng.randrange(len(live)))
+        live.clear()
+    for point, allocated in enumerate(t.curve.allocated_bytes):
+        held = [one for one in t.curve.allocations if one.born <= point and (one.freed is None or one.freed > point)]
+        assert sum(one.nbytes for one in held) == allocated
+
+
+@pytest.fixture(scope="module")
+def trained():
+    with VirtualGPU("T4", compute=False), timeline() as t:
+        train(2, t)
+    return t
+
+
+def test_a_band_says_size_phases_and_line_of_its_tensor(trained):
+    text = picture.draw(trained.curve).text()
+    start = "0.5 MiB: allocated in “forward”, freed in “backward”\n"
+    lines = [title.removeprefix(start) for title in titles(text) if title.startswith(start)]
+    number = train.__code__.co_firstlineno + 6
+    assert f"{Path(__file__).name}, line {number}: loss = model(x).square().mean()\nin train" in lines
+    assert str(Path(__file__).parent) not in text
+
+
+def test_the_peak_is_named_with_its_phase_in_the_picture(trained):
+    words = [element.text for element in ET.fromstring(picture.draw(trained.curve).text()).iter(f"{SVG}text")]
+    assert f"peak: {mib(trained.curve.peak_allocated_bytes)} in “{trained.curve.peak_phase}”" in words
+    assert {"forward", "backward", "step"} <= set(words)
+    assert "MiB on cuda:0, virtual" in words
+
+
+def test_a_part_of_it_is_drawn_between_two_marks(trained, monkeypatch):
+    shown = []
+    monkeypatch.setattr("gpulab.memory.shown.show_curve", lambda curve, *points: shown.append(points))
+    trained.show(since="backward", until="step")
+    trained.show(since="step")
+    trained.show(until="backward")
+    trained.show()
+    last = len(trained.curve.allocated_bytes) - 1
+    marks = {}
+    for mark in trained.curve.marks:
+        marks.setdefault(mark.name, mark.point)
+    backward, step = marks["backward"], marks["step"]
+    assert shown == [(backward, step), (step, last), (0, backward), (0, last)]
+    with pytest.raises(ValueError, match=r"show\(since='front'\): no mark has this name; there are 'forward', "):
+        trained.show(since="front")
+    with pytest.raises(ValueError, match=r"show\(until='x'\): no mark has this name after 'step'; there are 'forward'"):
+        trained.show(since="step", until="x")
+
+
+def test_a_stretch_says_which_it_is_and_its_own_highest_point(trained, check_picture):
+    curve = trained.curve
+    drawn = picture.draw(curve, 40, 80)
+    highest = mib(max(curve.allocated_bytes[40:81]))
+    assert drawn.title == f"Events 40 to 80 of {len(curve.allocated_bytes) - 1}: at most {highest} allocated"
+    assert f"highest here: {highest} in “" in drawn.text()
+    check_picture(drawn.text())
 
 
 def curve(marks, points=100):
     return MemoryCurve("cuda:0", "virtual", tuple(range(points)), (points,) * points, tuple(range(points)), marks)
 
 
-def test_the_picture_says_what_it_shows_and_in_which_unit():
-    figure = picture.plot(curve((Mark("forward", 0), Mark("backward", 50))))
-    (axes,) = figure.axes
-    titles = [axes.get_title(loc=loc) for loc in ("left", "center")]
-    assert "Allocated memory peaks at 99 bytes in “backward”" in titles
-    assert "MiB" in axes.get_ylabel()
-    assert "virtual" in axes.get_ylabel()
-    assert [text.get_text() for text in axes.texts] == ["forward", "backward"]
-
-
-def test_no_two_names_in_the_picture_overlap_and_all_are_inside():
+@pytest.mark.parametrize("first", [0, 40])
+def test_no_two_names_in_the_picture_overlap_and_all_are_inside(check_picture, first):
     marks = tuple(Mark(f"a long name {i}", i) for i in range(0, 100, 3))
-    figure = picture.plot(curve(marks))
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert 3 <= len(boxes) < len(marks)
-    assert all(box.x1 <= figure.bbox.x1 for box in boxes)
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    text = picture.draw(curve(marks), first).text()
+    check_picture(text)
+    assert 3 <= text.count(">a long name") < len(marks)
+
+
+def many(events):
+    """A curve of so many events: short tensors by the thousand, and some that stay."""
+    rng, live, allocations, allocated = random.Random(0), [], [], [0]
+    for point in range(1, events):
+        if rng.random() < 0.5 + 1 / (2 + len(live)) or not live:
+            live.append((rng.choice((1, 2, 8, 64)) * MIB // 4, point))
+            allocated.append(allocated[-1] + live[-1][0])
+        else:
+            nbytes, born = live.pop(rng.randrange(len(live)))
+            allocated.append(allocated[-1] - nbytes)
+            allocations.append(Allocation(nbytes, born, point, f"the cell, line {born % 7}: x = f(x)"))
+    allocations += [Allocation(nbytes, born, None) for nbytes, born in live]
+    marks = tuple(Mark(f"phase {i}", i * events // 50) for i in range(50))
+    reserved = (max(allocated),) * events
+    return MemoryCurve(
+        "cuda:0", "virtual", tuple(allocated), reserved, tuple(range(events)), marks, allocations=tuple(allocations)
+    )
+
+
+@pytest.mark.parametrize("events", [50, 5_000, 200_000])
+def test_a_run_of_any_length_is_a_picture_below_150_kb(events, check_picture):
+    text = picture.draw(many(events)).text()
+    check_picture(text)
+    assert 4 / 3 * len(text.encode()) < 150_000
+
+
+def test_bands_of_whole_pixels_lie_on_one_another_up_to_the_curve():
+    of = many(300)
+    piled = stack(of, Stretch(0, 299), 1000)
+    assert (piled.base, piled.others) == ([], [])
+    for point in range(300):
+        at = sorted(
+            (max(step for step in band.steps if step[0] <= point)[1], band.allocation.nbytes)
+            for band in piled.bands
+            if band.steps[0][0] <= point and (band.allocation.freed is None or point < band.allocation.freed)
+        )
+        tops = [0, *(below + nbytes for below, nbytes in at)]
+        assert [below for below, _ in at] == tops[:-1]  # each begins where the one below it ends
+        assert tops[-1] == of.allocated_bytes[point]
+
+
+def test_what_has_no_band_is_counted_apart_by_whether_it_was_there_throughout():
+    of = many(300)
+    whole = stack(of, Stretch(100, 200), 1000)
+    some = stack(of, Stretch(100, 200, least_bytes=MIB, least_points=10), 8)
+    assert len(some.bands) == 8
+    assert min(band.allocation.nbytes for band in some.bands) == max(one.nbytes for one in some.others + some.base)
+    assert len(some.bands) + len(some.base) + len(some.others) == len(whole.bands) + len(whole.base) + len(whole.others)
+    assert all(one.born <= 100 and (one.freed is None or one.freed > 200) for one in some.base)
+
+
+def test_in_a_kernel_the_page_asks_for_a_stretch_and_gets_it(trained):
+    zoom = zoomed(trained.curve, 0, 20).children[0]
+    assert (zoom.stretch, zoom.home) == ([0, 20], [0, 20])
+    zoom.asked = [5, 15]
+    assert zoom.stretch == [5, 15]
+    assert zoom.svg == picture.draw(trained.curve, 5, 15).text()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,12 +127,6 @@ class FakeNvml:
 @pytest.fixture
 def fake_nvml() -> type[FakeNvml]:
     return FakeNvml
-
-
-@pytest.fixture(scope="session")
-def check_picture() -> Callable[[str], None]:
-    """What the pictures of simulators have to keep to."""
-    return runpy.run_path(str(Path(__file__).parents[1] / "sim" / "conftest.py"))["_check_picture"]  # type: ignore[no-any-return]
 
 
 def watching() -> list[str]:

@@ -79,7 +79,6 @@ def test_without_a_prediction_no_file_is_made(file, notebook, capsys):
     [question] = notebook
     assert question["text"].splitlines() == [
         "Predict: How many? (in MiB)",
-        "Where outputs do not fold, as on GitHub, the answer follows: guess before you scroll.",
     ]
     assert capsys.readouterr().out == "measured: 12.5 MiB (no prediction was typed)\n"
     assert list(file.parent.iterdir()) == []

@@ -9,6 +9,7 @@ import pytest
 import gpulab
 from gpulab import course
 from gpulab.notebook import quiz as module
+from gpulab.notebook.check_output import look
 from gpulab.notebook.front_end import ANSWER_CLASS
 from gpulab.notebook.quiz import questions
 
@@ -51,7 +52,8 @@ def test_the_saved_page_unfolds_to_every_reason(question):
     for option, detail in zip(question.options, options, strict=True):
         text = "".join(detail.itertext())
         assert option.why.replace("`", "") in text
-        assert ("Right." if option.right else "Not so.") in text
+        assert ("✔ Right." if option.right else "✘ Not so.") in text
+        assert look(option.right) in detail.find("p").get("style")
 
 
 @pytest.fixture
@@ -80,6 +82,8 @@ def test_a_wrong_option_gets_its_reason_and_another_try(live):
     assert "Not so." in feedback.value
     assert module._inline(question.options[wrong].why) in feedback.value
     assert "Right." not in feedback.value
+    assert look(False) in feedback.value
+    assert look(True) not in feedback.value
     assert not file.exists()
 
 
@@ -88,6 +92,8 @@ def test_the_right_option_gets_all_reasons_and_is_recorded(live):
     choice.value = [o.right for o in question.options].index(True)
     button.click()
     assert all(module._inline(o.why) in feedback.value for o in question.options)
+    assert feedback.value.count(look(True)) == 1
+    assert feedback.value.count(look(False)) == len(question.options) - 1
     assert json.loads(file.read_text())["questions"] == {"8": [question.id]}
 
 

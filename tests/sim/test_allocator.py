@@ -329,7 +329,8 @@ class TestTouched:
 
     def after(self, sim, command):
         """The simulator after a click, as front.js makes it of `data-add` and `data-after`."""
-        (found,) = [e for e in ET.fromstring(sim.picture.inner()).iter() if e.get("data-after")]
+        groups = [e for e in ET.fromstring(sim.picture.inner()).iter() if e.get("data-after")]
+        (found,) = [e for e in groups if any(inner.get("data-add") == command for inner in e.iter())]
         before, values = json.loads(found.get("data-after"))
         sim.set(script="; ".join(filter(None, (before, json.loads(command)[1]))), **values)
         return sim.result
@@ -411,11 +412,7 @@ class TestControls:
         [
             ({"script": "a=12"}, ValueError, "allocator(script='a=12'): a=12: it has no unit."),
             ({"script": "fragmented"}, ValueError, "Or the name of an example: fragmentation, empty_cache"),
-            ({"script": 3}, TypeError, "allocator(script=3): script must be text, not int"),
             ({"step": 6}, ValueError, "allocator(step=6): step must be from 0 to 5: the script has 5 commands"),
-            ({"memory": 16}, ValueError, "allocator(memory=16): memory must be from 32 to 512 MiB"),
-            ({"max_split": 10}, ValueError, "allocator(max_split=10): max_split must be one of 0, 20, 32, 64, 128"),
-            ({"expandable": 1}, TypeError, "expandable must be True or False"),
         ],
     )
     def test_bad_values_are_named(self, values, error, message):

@@ -202,6 +202,7 @@ class TestForms:
         kind, data = attributes["src"].split(",", 1)
         assert kind == "data:image/svg+xml"
         assert ET.canonicalize(unquote(data)) == ET.canonicalize(kettle.svg())
+        assert "Run this cell to move it." in seen
         assert seen[-1] == repr(kettle)
 
 
@@ -281,7 +282,7 @@ class TestLive:
     def test_the_script_and_its_look_are_small(self):
         front = Page(Kettle()).live.front
         assert len(front.look) < 10_000
-        assert len((files("gpulab.sim.base") / "front.js").read_text(encoding="utf-8")) < 25_000
+        assert len((files("gpulab.sim.base") / "front.js").read_text(encoding="utf-8")) < 26_000
 
 
 class TestColours:
@@ -345,6 +346,19 @@ class TestDrawingHelpers:
     def test_balanced_lines_end_without_a_lonely_word(self):
         first, last = svg.balance("one two three four five six", svg.length("one two three four five"))
         assert abs(len(first) - len(last)) <= 5
+
+    def test_a_living_piece_is_left_out_of_a_still_picture(self):
+        picture = svg.Picture(
+            200, 50, "Title", "What it shows", (svg.text(0, 9, "seen"), svg.Live(svg.rect(0, 0, 1, 1)))
+        )
+        still = svg.Picture(200, 50, "Title", "What it shows", picture.body[:1])
+        assert picture.text() == still.text()
+        assert picture.inner() == still.inner().replace("</svg>", f"{picture.body[1]}</svg>")
+
+    def test_a_rectangle_can_be_strong_pale_and_touched(self):
+        assert svg.rect(0, 0, 1, 1, stroke="#111111", edge=2).endswith('stroke="#111111" stroke-width="2"/>')
+        assert svg.rect(0, 0, 1, 1, opacity=0.6).endswith('fill="none" fill-opacity="0.6"/>')
+        assert svg.rect(0, 0, 1, 1, takes_pointer=True).endswith('fill="none" pointer-events="all"/>')
 
     def test_lecture_enlarges_the_picture_and_keeps_its_proportions(self):
         picture = svg.Picture(200, 50, "Title", "What it shows", ())

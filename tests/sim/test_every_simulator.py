@@ -1,7 +1,9 @@
 """What holds for every simulator; a new one is tested by being listed in `gpulab.sim.__all__`."""
 
+import dataclasses
 import functools
 import inspect
+import itertools
 import json
 import math
 import os
@@ -55,8 +57,9 @@ class TestEverySimulator:
             for value in ends(control):
                 sim = simulator()
                 asked = sim._asked | {control.name: value}
-                present = sim._within(asked)
-                check_picture(simulator.draw(simulator.model(**present)).text(note=simulator.leaves_out))
+                picture = simulator.draw(simulator.model(**sim._within(asked)))
+                check_picture(picture.text(note=simulator.leaves_out))
+                check_picture(living(picture).text())
 
     def test_the_picture_keeps_its_size(self, simulator):
         sizes = set()
@@ -82,6 +85,22 @@ class TestEverySimulator:
     def test_the_widget_view_stays_out_of_the_saved_sizes(self, simulator):
         bundle = simulator()._repr_mimebundle_()
         assert len(json.dumps(bundle)) < 70_000
+
+
+def living(picture: svg.Picture) -> svg.Picture:
+    """A still picture of all that a living page shows."""
+    return dataclasses.replace(picture, body=tuple(map(str, picture.body)))
+
+
+def test_drawing_loads_no_torch_and_no_widgets():
+    code = """
+import sys, gpulab
+for name in gpulab.sim.__all__:
+    getattr(gpulab.sim, name)().svg()
+print([name for name in ("torch", "ipywidgets", "matplotlib", "numpy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @functools.cache
@@ -119,6 +138,7 @@ class TestOverTheWholeRange:
         picture = simulator.draw(simulator.model(**data.draw(states.of(simulator))))
         document = picture.text(note=simulator.leaves_out)
         check_picture(document)
+        check_picture(living(picture).text())
         assert len(document) < 60_000
         room = picture.width - 2 * svg.MARGIN
         assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
@@ -165,12 +185,13 @@ class TestBadValues:
     def test_are_named_with_what_would_be_right_and_change_nothing(self, simulator):
         sim = simulator()
         before = (sim.values, repr(sim))
-        for control in simulator.controls:
+        calls = {simulator._name(): simulator, f"{simulator._name()}.set": sim.set}
+        for control, (name, call) in itertools.product(simulator.controls, calls.items()):
             for value, error, message in wrong(control):
                 with pytest.raises(error) as caught:
-                    sim.set(**{control.name: value})
+                    call(**{control.name: value})
                 assert message in str(caught.value)
-                assert f"{simulator._name()}.set({control.name}=" in str(caught.value)
+                assert f"{name}({control.name}=" in str(caught.value)
         assert (sim.values, repr(sim)) == before
 
     def test_numbers_of_numpy_are_numbers(self, simulator):

@@ -1,6 +1,4 @@
 import itertools
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -267,32 +265,3 @@ class TestTouched:
         assert sim.result.name(sim.result.at_work) in sim.svg()
         assert LaunchQueue(moment=0).result.at_work is None
         assert LaunchQueue(mode="graph", moment=50).result.name(2) == "step 3"
-
-
-class TestBadValues:
-    @pytest.mark.parametrize(
-        ("values", "error", "message"),
-        [
-            ({"launch": 0}, ValueError, "launch must be from 1 to 50 µs"),
-            ({"kernel": 201}, ValueError, "kernel must be from 1 to 200 µs"),
-            ({"kernels": 2.5}, TypeError, "kernels must be a whole number from 1 to 200, not float"),
-            ({"item": 4}, ValueError, "item must be one of 0, 1, 2, 3, 6"),
-            ({"mode": "jit"}, ValueError, "mode must be one of 'eager', 'compile', 'graph', 'both'"),
-            ({"moment": 101}, ValueError, "moment must be from 0 to 100 %"),
-            ({"stream": 2}, TypeError, "did you mean 'streams'?"),
-        ],
-    )
-    def test_are_named_with_the_range(self, values, error, message):
-        with pytest.raises(error) as caught:
-            LaunchQueue(**values)
-        assert message in str(caught.value)
-
-
-def test_it_loads_no_torch_and_no_widgets():
-    code = (
-        "import sys, gpulab\n"
-        "gpulab.sim.launch_queue().svg(); gpulab.sim.pipeline().svg()\n"
-        "print([name for name in ('torch', 'ipywidgets', 'matplotlib', 'numpy') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

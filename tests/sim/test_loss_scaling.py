@@ -340,21 +340,3 @@ class TestStates:
         assert low.shares(low.scale).zero > 0.2
         assert bad.shares(bad.scale).zero == 1
         assert "falls from 65,536 to 2^-98" in bad.finding
-
-
-class TestBadValues:
-    @pytest.mark.parametrize(
-        ("values", "error", "message"),
-        [
-            ({"scale_power": 65536}, ValueError, "(scale_power=65536): scale_power must be from 0 to 24"),
-            ({"spread": 0}, ValueError, "spread must be from 1.0 to 10.0 powers of two"),
-            ({"step": 0}, ValueError, "step must be from 1 to 5000"),
-            ({"growth_interval": 0}, ValueError, "growth_interval must be from 1 to 3000 steps"),
-            ({"bad_batches": 0.5}, TypeError, "bad_batches must be a whole number from 0 to 200 in 10,000"),
-            ({"scale": 16}, TypeError, "has no control 'scale'"),
-        ],
-    )
-    def test_are_named_with_the_range(self, values, error, message):
-        with pytest.raises(error) as caught:
-            LossScaling(**values)
-        assert message in str(caught.value)

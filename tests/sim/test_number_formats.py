@@ -292,22 +292,3 @@ class TestTouch:
         )
         drawn = start + (exponent - low) / (high - low) * (end - start)
         assert drawn == pytest.approx(RANGE.at(5.0 * 10.0**exponent), abs=0.05)
-
-
-class TestBadValues:
-    @pytest.mark.parametrize(
-        ("values", "error", "message"),
-        [
-            ({"value": 0.05}, ValueError, "(value=0.05): value must be from 0.1 to 10.0"),
-            ({"value": 11}, ValueError, "value must be from 0.1 to 10.0"),
-            ({"exponent": 39}, ValueError, "(exponent=39): exponent must be from -46 to 38"),
-            ({"exponent": 0.5}, TypeError, "exponent must be a whole number from -46 to 38, not float"),
-            ({"format": "fp64"}, ValueError, "format must be one of 'fp32', 'tf32', 'fp16', 'bf16', 'e4m3', 'e5m2'"),
-            ({"update": 0.003}, ValueError, "update must be one of 0.1, 0.05"),
-            ({"negative": 1}, TypeError, "negative must be True or False, not int"),
-        ],
-    )
-    def test_are_named_with_the_range(self, values, error, message):
-        with pytest.raises(error) as caught:
-            NumberFormats(**values)
-        assert message in str(caught.value)

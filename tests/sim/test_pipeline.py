@@ -383,24 +383,3 @@ class TestTouched:
             after = simulate(**values | {change.control: change.other})
             saved = after.step - before.step
             assert change.seconds == pytest.approx(-saved if change.on else saved, abs=1e-12)
-
-
-class TestBadValues:
-    @pytest.mark.parametrize(
-        ("values", "error", "message"),
-        [
-            ({"workers": -1}, ValueError, "workers must be from 0 to 8"),
-            ({"workers": 9}, ValueError, "workers must be from 0 to 8"),
-            ({"prefetch": 0}, ValueError, "prefetch must be from 1 to 8"),
-            ({"spread": 101}, ValueError, "spread must be from 0 to 100 %"),
-            ({"batch": 0}, ValueError, "batch must be from 1 to 512 MiB"),
-            ({"load": 2.5}, TypeError, "load must be a whole number from 1 to 200 ms, not float"),
-            ({"pinned": 1}, TypeError, "pinned must be True or False, not int"),
-            ({"gpu": "A100"}, ValueError, "gpu must be one of 'T4'"),
-            ({"num_workers": 2}, TypeError, "has no control 'num_workers'"),
-        ],
-    )
-    def test_are_named_with_the_range(self, values, error, message):
-        with pytest.raises(error) as caught:
-            Pipeline(**values)
-        assert message in str(caught.value)

@@ -309,31 +309,8 @@ class TestForm:
         assert sim.result.interval == pytest.approx(44 / 60)
         assert "is near the best" in sim.picture.title
 
-    def test_every_row_has_a_source(self):
-        for name, value, source in Spot().result.rows():
-            assert name
-            assert value
-            assert source.split(":")[0] in ("virtual", "")
-
     def test_lost_work_differs_by_more_than_colour(self):
         assert 'stroke-width="0.8"' in Spot().svg()
-
-    @pytest.mark.parametrize(
-        ("values", "error", "message"),
-        [
-            ({"interval": 0}, ValueError, "spot(interval=0): interval must be from 1 to 720 min"),
-            ({"interval": 721}, ValueError, "interval must be from 1 to 720 min"),
-            ({"work": 9}, ValueError, "work must be from 10 to 500 h"),
-            ({"between": 0.5}, TypeError, "between must be a whole number from 1 to 100 h, not float"),
-            ({"discount": 100}, ValueError, "discount must be from 0 to 95 %"),
-            ({"price": "12"}, TypeError, "price must be a number from 0.5 to 100.0 $/h, not str"),
-            ({"mtbf": 8}, TypeError, "has no control 'mtbf'"),
-        ],
-    )
-    def test_bad_values_are_named_with_the_range(self, values, error, message):
-        with pytest.raises(error) as caught:
-            Spot(**values)
-        assert message in str(caught.value)
 
     def test_it_says_what_it_leaves_out(self):
         assert Spot.leaves_out.endswith(".")

@@ -22,9 +22,14 @@ def bank(request):
 
 @pytest.mark.parametrize("bank", JUDGED, ids=lambda bank: bank.name)
 def test_a_clause_is_a_sentence_of_the_exercise(bank):
-    text = " ".join(text_of_exercise(bank.lesson, bank.object_name or bank.name).split())
+    text = without_ticks(text_of_exercise(bank.lesson, bank.object_name or bank.name))
     for clause in bank.exercise.clauses:
-        assert clause.quote in text, f"{bank.name} does not promise “{clause.quote}”"
+        assert without_ticks(clause.quote) in text, f"{bank.name} does not promise “{clause.quote}”"
+
+
+def without_ticks(text):
+    """Its words alone: a text cell sets code in backticks, which a message of the check does without."""
+    return " ".join(text.replace("`", "").split())
 
 
 def test_a_clause_has_a_scene(bank):

@@ -111,26 +111,33 @@ def _code(cell: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _solution(lesson: int, name: str) -> tuple[str, str]:
-    """The imports of the solution notebook, and the source of the answer called `name`, without its docstring."""
+def _solution(lesson: int, name: str) -> tuple[str, str, str]:
+    """The imports of the solution notebook, the source of the answer called `name`, and the text cell above it."""
     (path,) = FOLDER.glob(f"{lesson:02d}_*/exercises.py")
     cells = re.split(r"^# %%", path.read_text("utf-8"), flags=re.M)
-    code = [cell.partition("\n")[2] for cell in cells if "[markdown]" not in cell.partition("\n")[0]]
+    code, text, above = [], "", {}
+    for head, _, cell in (cell.partition("\n") for cell in cells):
+        if "[markdown]" in head:
+            text = re.sub(r"^# ?", "", cell, flags=re.M)
+        else:
+            code.append(cell)
+            above[cell] = text
     imports = [node for cell in code for node in ast.parse(cell).body if isinstance(node, ast.Import | ast.ImportFrom)]
     found = [cell for cell in code if re.search(rf"^(def|class) {name}\b", cell, flags=re.M) and "### BEGIN" in cell]
     if len(found) != 1:
         raise EditError(f"{len(found)} cells of {path.parent.name} hold the solution {name!r}, not one")
-    return "\n".join(map(ast.unparse, imports)), found[0]
+    return "\n".join(map(ast.unparse, imports)), found[0], above[found[0]]
 
 
 def text_of_exercise(lesson: int, name: str) -> str:
-    """What the student reads of the answer called `name`: its cell without the solution."""
-    return re.sub(r"(?s)### BEGIN SOLUTION.*?### END SOLUTION", "", _solution(lesson, name)[1])
+    """What the student reads of the answer called `name`: the text above its cell, and that without the solution."""
+    _, cell, above = _solution(lesson, name)
+    return above + re.sub(r"(?s)### BEGIN SOLUTION.*?### END SOLUTION", "", cell)
 
 
 def solution(lesson: int, name: str, *edits: Edit, called: str = "") -> Any:
     """The solution's own object called `name`, after these edits; `called` is the name that it goes by."""
-    imports, cell = _solution(lesson, name)
+    imports, cell, _ = _solution(lesson, name)
     lines = [*_code(cell)]
     for edit in edits:
         edit(lines)

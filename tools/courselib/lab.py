@@ -22,10 +22,11 @@ FIRST_NOTEBOOK = "notebooks/00_start_here.ipynb"
 PORT = 8888
 
 # The news popup would stand over the first cell; callbacks of widgets run in the kernel's main thread, in
-# order with the cells, and not in a subshell.
+# order with the cells, and not in a subshell. The dates of files would leave their names half of the column.
 OVERRIDES = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/apputils-extension:kernels-settings": {"commsOverSubshells": "disabled"},
+    "@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": False},
 }
 
 # Once the authors' extra is installed, these would put menus and buttons for grading into a student's JupyterLab.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -79,9 +80,14 @@ class History:
             if code.co_name == "_engine_run_backward":
                 break  # on CUDA, backward runs in a thread of autograd's, without frames of the program
             if not code.co_filename.startswith(_OWN):
-                out.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+                out.append(_frame(code.co_filename, frame.f_lineno, code.co_name))
             frame = frame.f_back
         return out
+
+
+@functools.lru_cache(maxsize=4096)  # one for each line: a long history has millions of frames
+def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
+    return {"filename": filename, "line": line, "name": name}
 
 
 _POOL = {"pool_id": (0, 0)}

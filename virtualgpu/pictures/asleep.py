@@ -13,6 +13,7 @@ from typing import Any
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 OURS = "gpulab"  # marks the views of our own widgets; those of others are saved as they are
 WORDS = "This one is asleep: run this cell again."
+UNRUN = "<p>Run this cell to move it.</p>"  # in a still picture, which WORDS replace
 
 _CLASS = "gpulab-live"
 _LOOK = "border-left: 3px solid var(--jp-brand-color2, #56B4E9); padding: 0.2em 0.8em; margin: 0.3em 0;"
@@ -45,7 +46,10 @@ def replace_widget_views(notebook: dict[str, Any]) -> None:
             view = data.get(WIDGET_VIEW)
             if isinstance(view, dict) and OURS in view:
                 del data[WIDGET_VIEW]
-                still = _text(data.get("text/html")) or f"<pre>{html.escape(_text(data.get('text/plain')))}</pre>"
+                still = (
+                    _text(data.get("text/html")).replace(UNRUN, "")
+                    or f"<pre>{html.escape(_text(data.get('text/plain')))}</pre>"
+                )
                 data["text/html"] = f'<p class="gpulab-asleep" style="{_LOOK}">{WORDS}</p>\n{still}'
 
 

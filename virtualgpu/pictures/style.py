@@ -1,7 +1,7 @@
 """Visual style of the course: palette, matplotlib settings, scale for a lecture hall.
 
-A picture that is SVG follows the theme of the page that shows it (`svg.both_themes`); a matplotlib figure has its own
-white ground. Nothing is drawn here; `show` puts a finished matplotlib figure on the page with its alt text.
+A picture follows the theme of the page that shows it: SVG by `svg.both_themes`, a matplotlib figure by `figures`.
+Nothing is drawn here; `show` puts a finished matplotlib figure on the page with its alt text.
 """
 
 from __future__ import annotations
@@ -9,40 +9,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from .palette import BLACK, BLUE, DARK, GREEN, INK, MUTED, ORANGE, PALETTE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's eight colours, distinguishable with any colour vision (jfly.uni-koeln.de/color).
-# Dark ink reads on all of them but BLUE and BLACK (at least 4.9 : 1); white reads on those two.
-BLACK = "#000000"
-ORANGE = "#E69F00"
-SKY = "#56B4E9"
-GREEN = "#009E73"
-YELLOW = "#F0E442"
-BLUE = "#0072B2"
-VERMILLION = "#D55E00"
-PURPLE = "#CC79A7"
-PALETTE = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW, BLACK)
-
-PAPER = "#FFFFFF"
-INK = "#111111"
-MUTED = "#555555"  # for what explains; 7.5 : 1 on PAPER
-RULE = "#C9C9C9"  # for edges and grids, which carry no text
-
-# The same in a dark theme: light ink reads on every fill (4.5 : 1), every fill shows on the ground (3 : 1).
-DARK = {
-    PAPER: "#161616",
-    INK: "#F2F2F2",
-    MUTED: "#B8B8B8",
-    RULE: "#505050",
-    ORANGE: "#8A5F00",
-    SKY: "#1F6A99",
-    GREEN: "#00735A",
-    YELLOW: "#6E6700",
-    BLUE: "#6BB8F0",
-    VERMILLION: "#B04A00",
-    PURPLE: "#A34C78",
-}
+# Its colours are `gpulab.style`'s too: plots of the lessons take them from there.
+__all__ = ["BLACK", "BLUE", "DARK", "GREEN", "INK", "MUTED", "ORANGE", "PALETTE", "PAPER", "PURPLE", "RULE", "SKY"]
+__all__ += ["VERMILLION", "YELLOW", "lecture", "scale", "show", "use"]
 
 _scale = 1.0
 
@@ -82,7 +56,7 @@ def use() -> None:
             "axes.titlelocation": "left",
             "axes.titlesize": 13,
             "axes.titleweight": "bold",
-            "figure.constrained_layout.h_pad": 0.1,  # inches of white around: the page may be dark
+            "figure.constrained_layout.h_pad": 0.1,  # inches of ground around: the page's may be another
             "figure.constrained_layout.use": True,
             "figure.constrained_layout.w_pad": 0.1,
             "figure.dpi": 100 * _scale,  # enlarges letters and lines together
@@ -110,8 +84,8 @@ def use() -> None:
 def show(figure: Figure, *, alt: str) -> None:
     """Put `figure` on the page once, with `alt` as the text of it, and close it.
 
-    The output is an HTML image: JupyterLab 4.6 and nbconvert 7.17 write no `alt` on an `image/png` output,
-    whatever its metadata say. In a terminal the alt text is printed.
+    The output is an HTML image, whose colours follow the page's theme: JupyterLab 4.6 and nbconvert 7.17 write no `alt`
+    on an `image/png` output, whatever its metadata say. In a terminal the alt text is printed.
     """
     from .display import show as display_text_and_page
 
@@ -127,12 +101,12 @@ def show(figure: Figure, *, alt: str) -> None:
 def _page(figure: Figure, alt: str) -> str:
     import base64
     import html
-    import io
 
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", metadata={"Software": None})
-    data = base64.b64encode(stream.getvalue()).decode("ascii")
-    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}" style="max-width:100%">'
+    from .figures import image
+
+    kind, content = image(figure)
+    data = base64.b64encode(content).decode("ascii")
+    return f'<img alt="{html.escape(alt)}" src="data:{kind};base64,{data}" style="max-width:100%">'
 
 
 def _close(figure: Figure) -> None:

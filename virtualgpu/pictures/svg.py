@@ -23,12 +23,16 @@ NARROW, WIDE = frozenset(" .,:;'()[]/|-fijlrtI"), frozenset("mwMWOQ%+<>=×÷→�
 NARROW_EM, LETTER_EM, WIDE_EM, BOLD = 0.41, 0.64, 0.9, 1.13
 
 
+class Live(str):
+    """A piece that only a living page has: a grip, a hint what to touch. A still picture leaves it out."""
+
+
 @dataclass(frozen=True)
 class Picture:
     """A drawing: its size in pixels, what a screen reader says of it, and its pieces of SVG.
 
     `title` says the finding in one sentence and is drawn as the head line; `body` is drawn below it, with
-    y = 0 at the top of the body.
+    y = 0 at the top of the body. Pieces that are `Live` are left out of a still picture.
     """
 
     width: float
@@ -37,7 +41,6 @@ class Picture:
     desc: str
     body: tuple[str, ...]
     head_lines: int = 2  # room kept for the title, so that the picture does not jump when the words change
-    touched: tuple[str, ...] = ()  # lies over the body on a living page alone: grips, names of what is pointed at
 
     def text(self, *, note: str = "", scale: float = 1.0) -> str:
         """The SVG document, `note` in small letters at its foot, `scale` times its size."""
@@ -48,19 +51,20 @@ class Picture:
         foot = lines(MARGIN, top + self.height + SMALL, note_lines, size=SMALL, fill=MUTED)
         height = top + self.height + len(note_lines) * SMALL * 1.35 + MARGIN
         ground = rect(0.5, 0.5, self.width - 1, height - 1, fill=PAPER, stroke=RULE, radius=6)
+        still = "".join(piece for piece in self.body if not isinstance(piece, Live))
         return both_themes(
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {num(self.width)} {num(height)}"'
             f' width="{num(self.width * scale)}" height="{num(height * scale)}"'
             f' style="display:block;max-width:100%;height:auto" font-family="{FONT}">'
             f"<title>{escape(self.title)}</title><desc>{escape(self.desc)}</desc>"
-            f'{ground}{head}<g transform="translate(0 {num(top)})">{"".join(self.body)}</g>{foot}</svg>'
+            f'{ground}{head}<g transform="translate(0 {num(top)})">{still}</g>{foot}</svg>'
         )
 
     def inner(self) -> str:
         """The SVG of the body alone, without a size: for a page that shows the title itself and fits the picture in."""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" role="group" viewBox="0 0 {num(self.width)} {num(self.height)}"'
-            f' font-family="{FONT}">{"".join((*self.body, *self.touched))}</svg>'
+            f' font-family="{FONT}">{"".join(self.body)}</svg>'
         )
 
 
@@ -138,10 +142,17 @@ def rect(
     stroke: str = "",
     dash: str = "",
     radius: float = 0,
+    edge: float = 1,
+    opacity: float = 1,
+    takes_pointer: bool = False,
 ) -> str:
+    """A rectangle; `edge` is its stroke's width. With `takes_pointer` it can be touched where nothing is filled."""
     extra = f' stroke="{stroke}"' if stroke else ""
     extra += f" stroke-dasharray={quoteattr(dash)}" if dash else ""
     extra += f' rx="{num(radius)}"' if radius else ""
+    extra += f' stroke-width="{num(edge)}"' if edge != 1 else ""
+    extra += f' fill-opacity="{num(opacity)}"' if opacity != 1 else ""
+    extra += ' pointer-events="all"' if takes_pointer else ""
     return (
         f'<rect x="{num(x)}" y="{num(y)}" width="{num(max(width, 0))}" height="{num(max(height, 0))}"'
         f' fill="{fill}"{extra}/>'
@@ -156,10 +167,11 @@ def line(x1: float, y1: float, x2: float, y2: float, *, stroke: str = INK, width
     )
 
 
-def shape(points: Iterable[tuple[float, float]], *, fill: str) -> str:
+def shape(points: Iterable[tuple[float, float]], *, fill: str, stroke: str = "") -> str:
     """A filled polygon."""
     corners = " ".join(f"{num(x)},{num(y)}" for x, y in points)
-    return f'<polygon points="{corners}" fill="{fill}"/>'
+    extra = f' stroke="{stroke}" stroke-width="1"' if stroke else ""
+    return f'<polygon points="{corners}" fill="{fill}"{extra}/>'
 
 
 def hatch(x: float, y: float, width: float, height: float, *, stroke: str = INK, gap: float = 7) -> str:

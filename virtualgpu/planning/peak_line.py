@@ -86,11 +86,11 @@ class Moment:
     forward: tuple[str, ...]  # as traceback.format_stack writes it
 
     def where(self) -> Where:
-        line, library = _lines((code.co_filename, number, code.co_name) for code, number in self.stack)
+        line, library = lines_of((code.co_filename, number, code.co_name) for code, number in self.stack)
         forward = None
         if self.forward:
             frames = (match.groups() for text in reversed(self.forward) if (match := _FRAME.match(text)))
-            forward, library = _lines((file, int(number), function) for file, number, function in frames)
+            forward, library = lines_of((file, int(number), function) for file, number, function in frames)
         return Where(self.phase, self.operation, line, forward, library, self.node)
 
 
@@ -128,7 +128,7 @@ class StackRecorder:
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
 
 
-def _lines(frames: Iterable[tuple[str, int, str]]) -> tuple[Line | None, Line | None]:
+def lines_of(frames: Iterable[tuple[str, int, str]]) -> tuple[Line | None, Line | None]:
     """Return the user's innermost line in a stack (innermost first), and the library's line that it called.
 
     Without a line of the user's, the library's takes its place.

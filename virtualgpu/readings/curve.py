@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..units import mib
 from .source import Numbers
@@ -17,12 +17,26 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Allocation:
+    """A block that a tensor had: counted in the curve from point `born` on, and no longer from point `freed` on.
+
+    `freed` is None if it was there at the end; `born` is 0 if it was there at the start. `line` says which line of code
+    asked for it, "" where that is not known, as in a backward pass.
+    """
+
+    nbytes: int
+    born: int
+    freed: int | None
+    line: str = ""
+
+
+@dataclass(frozen=True)
 class MemoryCurve:
     """The bytes allocated and reserved on one GPU, from the start of a run to its end.
 
     Point 0 is the start. With `every_event`, each further point is the state after one allocation, one free, or one
     change of the reserved memory; without it the points are the marks only, each exact. `requests` counts the
-    allocations and frees up to each point.
+    allocations and frees up to each point. `allocations` are all tensors' blocks; empty without `every_event`.
     """
 
     device: str
@@ -33,6 +47,7 @@ class MemoryCurve:
     marks: tuple[Mark, ...] = ()
     every_event: bool = True
     label: str = ""
+    allocations: tuple[Allocation, ...] = field(default=(), repr=False)
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -45,9 +60,12 @@ class MemoryCurve:
     @property
     def peak_phase(self) -> str | None:
         """The mark after which the peak of allocated memory was reached; None before the first."""
-        peak = self.allocated_bytes.index(self.peak_allocated_bytes)
+        return self.phase(self.allocated_bytes.index(self.peak_allocated_bytes))
+
+    def phase(self, point: int) -> str | None:
+        """Return the mark after which `point` was reached; None before the first."""
         # A mark shows the state that was reached before it.
-        before = [mark.name for mark in self.marks if mark.point < max(peak, 1)]
+        before = [mark.name for mark in self.marks if mark.point < max(point, 1)]
         return before[-1] if before else None
 
     def finding(self) -> str:

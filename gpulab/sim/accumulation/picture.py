@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, key, length, line, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, length, line, rect, shape, text
 
-from ..base.touch import Grip, draggable, named
+from ..base.scene import END, keys, named_bar, note, picture, small
+from ..base.touch import Grip, draggable, grasp, named
 from ..base.words import count, percent, size
 from .model import MOST_STEPS, RECORDED, STATE_BYTES, Epoch, Window
 
 STRIP, STRIP_HIGH, STRIP_MOST = 8.0, 22.0, 64  # the epoch: where, how high, micro-batches drawn of it
 ROWS, ROWS_TOP, ROWS_HEIGHT = 5, 84.0, 210.0
-WIDTH, BAR_LEFT, BAR_RIGHT, STEP, SCALE, ERROR = 860.0, 112.0, 560.0, 585.0, 618.0, 690.0
+BAR_LEFT, BAR_RIGHT, STEP, SCALE, ERROR = 112.0, 560.0, 585.0, 618.0, 690.0
 DECADE, LEAST = 31.0, -3  # of the errors: pixels for a factor of ten, and the power of ten that they begin with
 
 
@@ -25,7 +26,7 @@ def draw(epoch: Epoch) -> Picture:
     if len(windows) > ROWS:
         shown = [0, 1, None, len(windows) - 2, len(windows) - 1]
     high = min(ROWS_HEIGHT / len(shown), 60)
-    body, touched = [*_strip(epoch, windows), *_heads(epoch)], _grip(epoch)
+    body, living = [*_strip(epoch, windows), *_heads(epoch)], _grip(epoch)
     for place, index in enumerate(shown):
         top = ROWS_TOP + place * high
         if index is None:
@@ -35,12 +36,9 @@ def draw(epoch: Epoch) -> Picture:
             body.append(text(BAR_LEFT + 72, middle + 5, words, fill=MUTED))
         else:
             body += _row(epoch, windows[index], index, top, high - 10, unit)
-            area = rect(MARGIN, top, WIDTH - 2 * MARGIN, high - 10, fill="transparent")
-            touched.append(named(area, _content(epoch, windows[index])))
-    body += _memory(epoch, ROWS_TOP + ROWS_HEIGHT + 44)
-    return Picture(
-        WIDTH, ROWS_TOP + ROWS_HEIGHT + 126, epoch.finding, epoch.describe(), tuple(body), touched=tuple(touched)
-    )
+            area = grasp(MARGIN, top, END - MARGIN, high - 10)
+            living.append(Live(named(area, _content(epoch, windows[index]))))
+    return picture(epoch, 420.0, body, _memory(epoch, ROWS_TOP + ROWS_HEIGHT + 44), living)
 
 
 def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
@@ -74,32 +72,32 @@ def _after(epoch: Epoch, micro_batches: int) -> float:
     return BAR_LEFT + micro_batches * _pitch(epoch)
 
 
-def _grip(epoch: Epoch) -> list[str]:
+def _grip(epoch: Epoch) -> list[Live]:
     """The end of the first window is dragged."""
     most = min(MOST_STEPS, epoch.micro_batches)
     if most == 1:
         return []
-    ground = rect(BAR_LEFT, 0, _after(epoch, most) - BAR_LEFT + 8, STRIP + STRIP_HIGH + 14, fill="transparent")
+    ground = grasp(BAR_LEFT, 0, _after(epoch, most) - BAR_LEFT + 8, STRIP + STRIP_HIGH + 14)
     grip = Grip("steps", _after(epoch, 1), _after(epoch, most), 1, most)
-    return [draggable(ground, "Micro-batches per step", grip)]
+    return [Live(draggable(ground, "Micro-batches per step", grip))]
 
 
 def _heads(epoch: Epoch) -> list[str]:
     kind, base, foot = "tokens" if epoch.tokens else "samples", ROWS_TOP - 10, ROWS_TOP + ROWS_HEIGHT + 8
     body = [
-        text(BAR_LEFT, base, f"its windows, in {kind}; the colour rises as .grad fills", size=SMALL, fill=MUTED),
-        text(STEP, base, "step", size=SMALL, fill=MUTED, anchor="middle"),
-        text(SCALE, base, "scale", size=SMALL, fill=MUTED),
-        text(WIDTH - MARGIN, base - 20, "gradient error (virtual)", size=SMALL, fill=MUTED, anchor="end"),
+        note(BAR_LEFT, base, f"its windows, in {kind}; the colour rises as .grad fills"),
+        note(STEP, base, "step", anchor="middle"),
+        note(SCALE, base, "scale"),
+        note(END, base - 20, "gradient error (virtual)", anchor="end"),
         dot(BAR_LEFT + 6, foot - 4, 5, fill=ORANGE, stroke=INK),
-        text(BAR_LEFT + 18, foot, "the update is scaled: too few micro-batches", size=SMALL, fill=MUTED),
+        note(BAR_LEFT + 18, foot, "the update is scaled: too few micro-batches"),
         bar(STEP - 115, foot - 9, 10, 10, fill=VERMILLION),
-        text(STEP - 99, foot, "unequal micro-batches weigh alike", size=SMALL, fill=MUTED),
+        note(STEP - 99, foot, "unequal micro-batches weigh alike"),
     ]
     for power in range(LEAST, 1):
         x = ERROR + (power - LEAST) * DECADE
         words = f"{100 * 10.0**power:g}" + ("%" if power == 0 else "")
-        body.append(text(x, base, words, size=SMALL, fill=MUTED, anchor="middle"))
+        body.append(note(x, base, words, anchor="middle"))
         body.append(line(x, ROWS_TOP - 4, x, ROWS_TOP + ROWS_HEIGHT - 10, stroke=RULE))
     return body
 
@@ -128,18 +126,16 @@ def _row(epoch: Epoch, window: Window, index: int, top: float, high: float, unit
         body.append(bar(x, top + high - full, width, full, fill=ORANGE if odd else SKY, hatched=odd, stroke=""))
         body.append(rect(x, top, width, high, stroke=INK, dash="4 3" if dropped else ""))
         if length(str(items), SMALL) + 4 < width:
-            body.append(text(x + width / 2, middle + 5, str(items), size=SMALL, anchor="middle", halo=True))
+            body.append(small(x + width / 2, middle + 5, str(items), anchor="middle", halo=True))
         x += width
     if dropped:
         words = f"no step: {count(sum(window.samples), 'sample')} unused."
-        body.append(text(STEP - 13, middle - 4, words, size=SMALL, halo=True))
-        body.append(text(STEP - 13, middle + 13, "Zero .grad, or it joins the next epoch.", size=SMALL, halo=True))
+        body.append(small(STEP - 13, middle - 4, words, halo=True))
+        body.append(small(STEP - 13, middle + 13, "Zero .grad, or it joins the next epoch.", halo=True))
         return body
     body.append(shape([(STEP - 9, middle - 10), (STEP + 9, middle), (STEP - 9, middle + 10)], fill=GREEN))
     body.append(text(SCALE, middle + 5, f"× {window.scale:.3g}", weight="bold" if window.scale < 1 else ""))
-    body.append(
-        text(WIDTH - MARGIN, middle + 5, percent(window.error), anchor="end", weight="bold" if window.error else "")
-    )
+    body.append(text(END, middle + 5, percent(window.error), anchor="end", weight="bold" if window.error else ""))
     return body + _errors(window, middle)
 
 
@@ -157,19 +153,16 @@ def _errors(window: Window, middle: float) -> list[str]:
 
 def _memory(epoch: Epoch, top: float) -> list[str]:
     body = [
-        text(MARGIN, top, f"memory ({RECORDED})", size=SMALL, fill=MUTED),
-        key(470, top, "weights, gradients, Adam", fill=RULE),
-        key(672, top, "kept for backward", fill=PURPLE, hatched=True),
+        note(MARGIN, top, f"memory ({RECORDED})"),
+        *keys(END, top, ("weights, gradients, Adam", RULE), ("kept for backward", PURPLE, True), ends=True),
     ]
-    left, unit = 220.0, 480 / epoch.whole_batch_bytes
-    state = STATE_BYTES * unit
-    for name, total in (
+    at_once = (
         ("one micro-batch at a time", epoch.micro_batch_bytes),
         ("effective batch at once", epoch.whole_batch_bytes),
-    ):
+    )
+    unit = 480 / epoch.whole_batch_bytes
+    for name, total in at_once:
         top += 34
-        body.append(text(MARGIN, top, name))
-        body.append(bar(left, top - 17, state, 24, fill=RULE))
-        body.append(bar(left + state, top - 17, total * unit - state, 24, fill=PURPLE, hatched=True))
-        body.append(text(left + total * unit + 10, top, size(total), weight="bold"))
+        parts = ((STATE_BYTES * unit, RULE, False), ((total - STATE_BYTES) * unit, PURPLE, True))
+        body.append(named_bar(220, top, name, parts, size(total), high=24))
     return body

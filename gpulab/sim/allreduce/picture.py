@@ -10,28 +10,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import (
-    MARGIN,
-    SMALL,
-    Picture,
-    bar,
-    boxes,
-    dot,
-    length,
-    line,
-    polyline,
-    rect,
-    shape,
-    text,
-)
+from virtualgpu.pictures.svg import MARGIN, Picture, bar, boxes, dot, polyline, rect, shape, text
 
 from ..base.lanes import Axis, Stretch, cursor, inside, playhead, veil
-from ..base.touch import Grip, clickable, draggable, named
+from ..base.scene import Plot, Scale, beside_ends, chip, note, picture, small
+from ..base.touch import clickable, draggable, grasp, named
 from ..base.words import count, duration
 from .model import BUCKETS, MOST_GPUS, Bucket, data_parallel_seconds, ddp_seconds, held, hops, sends
 from .result import FRAMES, Step, times
 
-WIDTH, LEFT, RIGHT, READ = 860.0, 130.0, 700.0, 718.0
+LEFT, RIGHT, READ = 130.0, 700.0, 718.0
 DDP, RING, OTHER, LOW, CHIPS = 24.0, 57.0, 89.0, 121.0, 126.0  # the lanes, from top to bottom
 BLOCKS = 40  # drawn in a lane at most; where there are more buckets, a block stands for several
 BELOW = 174.0
@@ -45,7 +33,7 @@ def draw(step: Step) -> Picture:
     axis = Axis(LEFT, RIGHT, max(step.seconds, step.data_parallel_seconds or 0))
     lanes = [*_ddp_lanes(step), *_data_parallel_lanes(step)]
     body = [
-        text(MARGIN, DDP - 11, "virtual time", size=SMALL, fill=MUTED),
+        note(MARGIN, DDP - 11, "virtual time"),
         *axis.draw(DDP - 6, LOW),
         text(MARGIN, DDP + 18, "DDP computes"),
         text(MARGIN, RING + 17, "its ring"),
@@ -57,11 +45,9 @@ def draw(step: Step) -> Picture:
         *_chips(step),
         *_readings(DDP + 12, step.seconds, step.speedup),
         *_readings(OTHER + 12, step.data_parallel_seconds, step.data_parallel_speedup),
-        *_ring(step),
-        *_scaling(step, BELOW),
     ]
     grip = playhead(axis, step.seconds, DDP - 12, LOW, last=FRAMES, over=_names(step, axis))
-    return Picture(WIDTH, 452, step.finding, step.describe(), tuple(body), touched=(grip,))
+    return picture(step, 452.0, body, _ring(step), _scaling(step, BELOW), [grip])
 
 
 class Lane(NamedTuple):
@@ -122,7 +108,7 @@ def _readings(y: float, seconds: float | None, speedup: float | None) -> list[st
         words = "one process with a thread for each GPU: it cannot leave its machine"
         return [text(LEFT + 6, y + 6, words, fill=MUTED, halo=True)]
     work = f"work of {times(speedup)} GPU" + ("" if speedup == 1 else "s")
-    return [text(READ, y, duration(seconds), weight="bold"), text(READ, y + 19, work, size=SMALL)]
+    return [text(READ, y, duration(seconds), weight="bold"), small(READ, y + 19, work)]
 
 
 def _blocks(buckets: Sequence[Bucket]) -> list[Sequence[Bucket]]:
@@ -134,7 +120,7 @@ def _names(step: Step, axis: Axis) -> str:
     """What is told of a bucket where the pointer rests on its way through the ring."""
     found = []
     for number, (ready, start, end) in enumerate(step.buckets if len(step.buckets) <= BLOCKS else ()):
-        area = rect(axis.x(start), RING, axis.seen(end - start), 24, fill="transparent")
+        area = grasp(axis.x(start), RING, axis.seen(end - start), 24)
         way = f"in the ring from {duration(start)} to {duration(end)}"
         found.append(named(area, f"bucket {number + 1} of {len(step.buckets)}: full at {duration(ready)}, {way}"))
     return "".join(found)
@@ -143,15 +129,13 @@ def _names(step: Step, axis: Axis) -> str:
 def _chips(step: Step) -> list[str]:
     """The sizes of a bucket, each to be chosen."""
     work, x = step.work, LEFT
-    body = [text(MARGIN, CHIPS + 14, "DDP's buckets", size=SMALL, fill=MUTED)]
+    body = [note(MARGIN, CHIPS + 14, "DDP's buckets")]
     for value, words in BUCKETS.items():
         here = work.bucket_bytes == (work.gradient_bytes if isinstance(value, str) else value * 2**20)
-        wide = length(words, SMALL, bold=True) + 16
-        chip = rect(x, CHIPS, wide, 20, fill=RULE if here else PAPER, stroke=INK if here else MUTED, radius=10)
-        label = text(x + wide / 2, CHIPS + 14, words, size=SMALL, anchor="middle", weight="bold" if here else "")
-        body.append(clickable(chip + label, f"Gradient bucket: {words}", bucket=value))
-        x += wide + 6
-    return [*body, text(x + 8, CHIPS + 14, f"makes {count(len(step.buckets), 'bucket')}", size=SMALL)]
+        fill, stroke, weight = (RULE, INK, "bold") if here else (PAPER, MUTED, "")
+        drawn, x = chip(x, CHIPS + 14, words, fill=fill, stroke=stroke, radius=10, weight=weight)
+        body.append(clickable(drawn, f"Gradient bucket: {words}", bucket=value))
+    return [*body, small(x + 8, CHIPS + 14, f"makes {count(len(step.buckets), 'bucket')}")]
 
 
 def _ring(step: Step) -> list[str]:
@@ -163,23 +147,22 @@ def _ring(step: Step) -> list[str]:
     moving = done is not None and done < hops(gpus)
     body = [
         text(MARGIN, BELOW, "The ring, one bucket in slow motion", weight="bold"),
-        text(MARGIN, BELOW + 19, _now(step), size=SMALL, fill=MUTED),
+        note(MARGIN, BELOW + 19, _now(step)),
     ]
     if gpus > 1:
-        whole = [_place(turn / 60) for turn in range(61)]
-        body.append(polyline(whole, stroke=MUTED, width=1.5))
         sent = f"{(done or 0) / gpus:.3g} of {hops(gpus) / gpus:.3g} buckets"
         body += [
-            text(MIDDLE, CENTRE - 22, "each GPU has sent", size=SMALL, anchor="middle", fill=MUTED),
+            polyline([_place(turn / 60) for turn in range(61)], stroke=MUTED, width=1.5),
+            note(MIDDLE, CENTRE - 22, "each GPU has sent", anchor="middle"),
             text(MIDDLE, CENTRE - 4, sent, anchor="middle", weight="bold"),
-            text(MIDDLE, CENTRE + 20, "A bar is a piece, as high", size=SMALL, anchor="middle", fill=MUTED),
-            text(MIDDLE, CENTRE + 37, "as GPUs are summed in it.", size=SMALL, anchor="middle", fill=MUTED),
+            note(MIDDLE, CENTRE + 20, "A bar is a piece, as high", anchor="middle"),
+            note(MIDDLE, CENTRE + 37, "as GPUs are summed in it.", anchor="middle"),
         ]
     for seat, gpu in enumerate(seats):
         x, y = _place(seat / len(seats))
         if gpu is None:
             words = count(gpus - len(seats) + 1, "more GPU").replace("more GPUs", "more")
-            body.append(text(x, y + 5, words, size=SMALL, anchor="middle", halo=True))
+            body.append(small(x, y + 5, words, anchor="middle", halo=True))
         else:
             body += _node(step, gpu, x, y)
         if gpus > 1:
@@ -208,7 +191,7 @@ def _node(step: Step, gpu: int, x: float, y: float) -> list[str]:
     )
     found = [
         rect(x - NODE / 2, y - NODE_HIGH / 2, NODE, NODE_HIGH, fill=PAPER, stroke=INK, radius=3),
-        text(x - NODE / 2 + 5, y - NODE_HIGH / 2 + 13, f"GPU {gpu}", size=SMALL),
+        small(x - NODE / 2 + 5, y - NODE_HIGH / 2 + 13, f"GPU {gpu}"),
         boxes(parts, fill=SKY, stroke=PAPER),
         boxes(whole, fill=GREEN, stroke=PAPER),
     ]
@@ -252,45 +235,26 @@ def _now(step: Step) -> str:
 
 def _scaling(step: Step, top: float) -> list[str]:
     """Speed against one GPU, for every number of GPUs, all else as it is."""
-    left, right, bottom, high = 494.0, 736.0, top + 244.0, 214.0
     numbers = range(1, MOST_GPUS + 1)
-
-    def at(gpus: float, speedup: float) -> tuple[float, float]:
-        return left + (gpus - 1) / (MOST_GPUS - 1) * (right - left), bottom - speedup / MOST_GPUS * high
-
-    body = [text(462, top, "Work of how many GPUs (virtual)", weight="bold")]
-    body.append(text(462, top + 19, "each with a batch of its own", size=SMALL, fill=MUTED))
-    for value in (4, 8, 12, 16):
-        (x, y), (low_x, _) = at(1, value), at(value, 0)
-        body.append(line(left, y, right, y, stroke=RULE))
-        body.append(text(left - 6, y + 5, str(value), size=SMALL, anchor="end", fill=MUTED))
-        body.append(text(low_x, bottom + 17, str(value), size=SMALL, anchor="middle", fill=MUTED))
-        body.append(line(low_x, bottom, low_x, bottom + 4, stroke=MUTED))
-    body.append(line(left, bottom, right, bottom, stroke=MUTED))
-    body.append(text(left, bottom + 17, "1", size=SMALL, anchor="middle", fill=MUTED))
-    body.append(text(right + 12, bottom + 17, "GPUs", size=SMALL, fill=MUTED))
-    body.append(polyline([at(1, 1), at(16, 16)], stroke=MUTED, width=1.5, dash="5 4"))
-    ends = [(at(16, 16)[1], "linear", MUTED)]
+    plot = Plot(Scale(494.0, 736.0, 1, MOST_GPUS), Scale(top + 244, top + 30, 0, MOST_GPUS))
+    right, bottom = plot.x.end, plot.y.start
     speeds = [n * step.work.compute / ddp_seconds(step.work, n) for n in numbers]
-    body.append(polyline([at(n, s) for n, s in zip(numbers, speeds, strict=True)], stroke=BLUE, width=2.5))
-    ends.append((at(16, speeds[-1])[1], "DDP", INK))
+    body = [
+        text(462, top, "Work of how many GPUs (virtual)", weight="bold"),
+        note(462, top + 19, "each with a batch of its own"),
+        *plot.levels({value: str(value) for value in (4, 8, 12, 16)}),
+        *plot.x.ticks(bottom, {value: str(value) for value in (1, 4, 8, 12, 16)}),
+        plot.floor(),
+        note(right + 12, bottom + 18, "GPUs"),
+        plot.curve([(1, 1), (MOST_GPUS, MOST_GPUS)], stroke=MUTED, width=1.5, dash="5 4"),
+        plot.curve(zip(numbers, speeds, strict=True), stroke=BLUE, width=2.5),
+    ]
+    ends = {"linear": plot.y.at(MOST_GPUS), "DDP": plot.y.at(speeds[-1])}
     if step.copies is not None:
         others = [n * step.work.compute / (data_parallel_seconds(step.work, n) or math.inf) for n in numbers]
-        points = [at(n, s) for n, s in zip(numbers, others, strict=True)]
-        body.append(polyline(points, stroke=VERMILLION, width=2.5, dash="2 3"))
-        ends.append((points[-1][1], "DataParallel", INK))
-        x, y = points[step.gpus - 1]
-        body.append(shape([(x - 5, y - 5), (x + 5, y - 5), (x + 5, y + 5), (x - 5, y + 5)], fill=VERMILLION))
-    x, y = at(step.gpus, step.speedup)
-    body.append(dot(x, y, 6, fill=BLUE))
-    ends.sort()
-    places = [y + 5 for y, _, _ in ends]
-    for index in range(1, len(ends)):  # apart from one another, then up from the axis
-        places[index] = max(places[index], places[index - 1] + 16)
-    for index, lowest in enumerate(reversed(places)):
-        places[-1 - index] = min(lowest, bottom + 3 - 16 * index)
-    body += [
-        text(right + 12, y, words, size=SMALL, fill=fill) for y, (_, words, fill) in zip(places, ends, strict=True)
-    ]
-    ground = rect(left - 14, bottom - high - 8, right - left + 28, high + 32, fill="transparent")
-    return [*body, draggable(ground, "GPUs", Grip("gpus", left, right, 1, MOST_GPUS))]
+        body.append(plot.curve(zip(numbers, others, strict=True), stroke=VERMILLION, width=2.5, dash="2 3"))
+        ends["DataParallel"] = plot.y.at(others[-1])
+        x, y = plot.at(step.gpus, others[step.gpus - 1])
+        body.append(rect(x - 5, y - 5, 10, 10, fill=VERMILLION))
+    body += [dot(*plot.at(step.gpus, step.speedup), 6, fill=BLUE), *beside_ends(right + 12, bottom, ends)]
+    return [*body, draggable(grasp(*plot.box(24)), "GPUs", plot.x.grip("gpus"))]

@@ -7,16 +7,7 @@ from dataclasses import dataclass
 
 from ..base.simulator import Result, Row
 from ..base.words import count, duration, percent, size
-from .model import (
-    LINKS,
-    Bucket,
-    Copies,
-    Work,
-    data_parallel,
-    ddp,
-    hops,
-    sent_bytes,
-)
+from .model import LINKS, Bucket, Copies, Work, data_parallel, ddp, hops, sent_bytes
 
 
 def times(speedup: float) -> str:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, boxes, key, length, line, marks, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, Picture, bar, boxes, line, marks, rect, text
 
+from ..base.scene import END, Box, fitted, keys, note, picture, pointer
 from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, many, percent
 from .model import FRAMES, WARP, Kernel
 
-Box: TypeAlias = tuple[float, float, float, float]
-WIDTH, HEIGHT = 860.0, 418.0
-RIGHT = WIDTH - MARGIN
 MAP_RIGHT, MAP_TOP, MAP_BOTTOM = 424.0, 40.0, 262.0
 CLOSE_LEFT = 448.0
 CHART_TOP, CHART_BOTTOM = 308.0, 392.0
@@ -22,8 +19,7 @@ CHART_TOP, CHART_BOTTOM = 308.0, 392.0
 
 def draw(kernel: Kernel) -> Picture:
     """All SMs, one of them close up, and the waves of the whole kernel."""
-    body = [*_map(kernel), *_close_up(kernel), *_waves(kernel)]
-    return Picture(WIDTH, HEIGHT, kernel.finding, kernel.describe(), tuple(body))
+    return picture(kernel, 418.0, _map(kernel), _close_up(kernel), _waves(kernel))
 
 
 def _map(kernel: Kernel) -> list[str]:
@@ -39,33 +35,28 @@ def _map(kernel: Kernel) -> list[str]:
         _lane_key(MARGIN, 32, "lane at work" if with_lanes else "share of lanes at work", busy=True),
         _lane_key(150, 32, "idle lane", busy=False) if with_lanes else "",
         *_without([(262, 21, 16, 12)]),
-        text(284, 32, "SM without blocks", size=SMALL, fill=MUTED),
+        note(284, 32, "SM without blocks"),
     ]
+    corners = [(MARGIN + sm % across * wide, MAP_TOP + sm // across * high) for sm in range(kernel.sms)]
     full: list[Box] = []
     empty: list[Box] = []
     levels: list[Box] = []
-    for sm in range(kernel.sms):
-        x, y = MARGIN + sm % across * wide, MAP_TOP + sm // across * high
-        inner = (x + 1.5, y + 1.5, wide - 3, high - 3)
-        has_blocks = kernel.blocks_on(sm) > 0
-        (full if has_blocks else empty).append(inner)
+    for sm, (x, y) in enumerate(corners):
+        (full if kernel.blocks_on(sm) else empty).append((x + 1.5, y + 1.5, wide - 3, high - 3))
         if with_lanes:
             named = high >= 40
             top, room = y + (20 if named else 3), high - (24 if named else 6)
-            body += [text(x + 7, y + 17, f"SM {sm + 1}", size=SMALL, fill=MUTED)] if named else []
-            body += _lane_rows(
-                kernel, working[sm], x + 7, top, pitch, min(room / kernel.rows_of_lanes, 84), gap=pitch // 5 + 1
-            )
+            body += [note(x + 7, y + 17, f"SM {sm + 1}")] if named else []
+            row = min(room / kernel.rows_of_lanes, 84)
+            body += _lane_rows(kernel, working[sm], x + 7, top, pitch, row, gap=pitch // 5 + 1)
         else:
             part = sum(working[sm]) / kernel.lanes * (high - 3)
             levels.append((x + 1.5, y + high - 1.5 - part, wide - 3, part))
     lay = [boxes(levels, fill=ORANGE), boxes(full, stroke=INK), *_without(empty)]
     drawn = [*lay, *body] if with_lanes else [*body, *lay]
-    for sm in range(kernel.sms):
-        tile = (MARGIN + sm % across * wide, MAP_TOP + sm // across * high, wide, high)
-        if sm + 1 == kernel.look:
-            drawn.append(rect(*tile).replace("/>", f' stroke="{VERMILLION}" stroke-width="3"/>'))
-        drawn.append(clickable(grasp(*tile), f"SM {sm + 1}", look=sm + 1))
+    for sm, (x, y) in enumerate(corners, 1):
+        drawn += [rect(x, y, wide, high, stroke=VERMILLION, edge=3)] if sm == kernel.look else []
+        drawn.append(clickable(grasp(x, y, wide, high), f"SM {sm}", look=sm))
     return drawn
 
 
@@ -100,9 +91,7 @@ def _lane_rows(
 
 def _lane_key(x: float, y: float, words: str, *, busy: bool) -> str:
     high = 12 if busy else 4
-    return marks(x, y - high + 1, 1, pitch=10, height=high, fill=ORANGE if busy else MUTED) + text(
-        x + 14, y, words, size=SMALL, fill=MUTED
-    )
+    return marks(x, y - high + 1, 1, pitch=10, height=high, fill=ORANGE if busy else MUTED) + note(x + 14, y, words)
 
 
 SLOT, SLOTS_ACROSS = 22.0, 16
@@ -117,38 +106,27 @@ def _close_up(kernel: Kernel) -> list[str]:
     )
     body = [
         text(CLOSE_LEFT, 14, words, weight="bold"),
-        rect(CLOSE_LEFT, 24, RIGHT - CLOSE_LEFT, MAP_BOTTOM - 24, stroke=INK),
+        rect(CLOSE_LEFT, 24, END - CLOSE_LEFT, MAP_BOTTOM - 24, stroke=INK),
         *_lane_rows(kernel, kernel.working[kernel.look - 1], CLOSE_LEFT + 14, 30, 11, 16, gap=2),
     ]
     top = 34 + 16 * kernel.rows_of_lanes
     low = MAP_BOTTOM - 64
     high = min((low - top - 4) / -(-kernel.room // SLOTS_ACROSS) - 4, 116)
-    free: list[Box] = []
-    waiting: list[Box] = []
-    issuing: list[Box] = []
-    ready: list[Box] = []
-    for slot in range(kernel.room):
-        x = CLOSE_LEFT + 14 + slot % SLOTS_ACROSS * SLOT
-        y = top + 4 + slot // SLOTS_ACROSS * (high + 4)
-        if slot >= len(warps):
-            free.append((x + 5, y + high / 2, SLOT - 14, 0.8))
-        elif warps[slot].state == "issuing":
-            issuing.append((x, y - 3, SLOT - 4, high + 3))
-        else:
-            part = high * warps[slot].waited
-            (ready if states[slot] == "ready" else waiting).append((x, y + high - part, SLOT - 4, part))
-    outlines = [
-        (CLOSE_LEFT + 14 + slot % SLOTS_ACROSS * SLOT, top + 4 + slot // SLOTS_ACROSS * (high + 4), SLOT - 4, high)
-        for slot in range(len(warps))
-        if states[slot] != "issuing"
-    ]
+    rows = [divmod(slot, SLOTS_ACROSS) for slot in range(kernel.room)]
+    corners = [(CLOSE_LEFT + 14 + column * SLOT, top + 4 + row * (high + 4)) for row, column in rows]
+    taken = list(zip(corners, warps, strict=False))
+    others = [(x, y, warp) for (x, y), warp in taken if warp.state != "issuing"]
+    levels: dict[str, list[Box]] = {
+        state: [(x, y + high * (1 - w.waited), SLOT - 4, high * w.waited) for x, y, w in others if w.state == state]
+        for state in ("waiting", "ready")
+    }
     body += [
-        boxes(free, fill=MUTED),
-        boxes(waiting, fill=SKY),
-        boxes(ready, fill=GREEN),
-        *_hollow(ready),
-        boxes(outlines, stroke=INK),
-        boxes(issuing, fill=ORANGE, stroke=INK),
+        boxes(((x + 5, y + high / 2, SLOT - 14, 0.8) for x, y in corners[len(warps) :]), fill=MUTED),
+        boxes(levels["waiting"], fill=SKY),
+        boxes(levels["ready"], fill=GREEN),
+        *_hollow(levels["ready"]),
+        boxes(((x, y, SLOT - 4, high) for x, y, _ in others), stroke=INK),
+        boxes(((x, y - 3, SLOT - 4, high + 3) for (x, y), w in taken if w.state == "issuing"), fill=ORANGE, stroke=INK),
     ]
     said = {
         "issuing": (ORANGE, ": an instruction in this clock"),
@@ -159,11 +137,10 @@ def _close_up(kernel: Kernel) -> list[str]:
         y = MAP_BOTTOM - 46 + 18 * place
         sample = (CLOSE_LEFT + 14, y - 11.0, 16.0, 12.0)
         body += [boxes([sample], fill=fill, stroke=INK), *(_hollow([sample]) if state == "ready" else ())]
-        words = f"{states.count(state)} {state}{meaning}"
-        body.append(text(CLOSE_LEFT + 36, y, words, size=SMALL, fill=MUTED))
+        body.append(note(CLOSE_LEFT + 36, y, f"{states.count(state)} {state}{meaning}"))
     y = MAP_BOTTOM - 10
     body.append(boxes([(CLOSE_LEFT + 290, y - 5, 8, 0.8)], fill=MUTED))
-    body.append(text(CLOSE_LEFT + 304, y, "free", size=SMALL, fill=MUTED))
+    body.append(note(CLOSE_LEFT + 304, y, "free"))
     return body
 
 
@@ -174,14 +151,13 @@ def _hollow(slots: Iterable[Box]) -> list[str]:
 
 def _waves(kernel: Kernel) -> list[str]:
     """Time to the right: how many of the places have a block, and how much of the lanes' time is used."""
-    high, unit = CHART_BOTTOM - CHART_TOP, (RIGHT - MARGIN) / kernel.clocks
+    high, unit = CHART_BOTTOM - CHART_TOP, (END - MARGIN) / kernel.clocks
     words = f"{many(kernel.clocks, 'clock')} (virtual), lanes at work {percent(kernel.busy)}"
+    at_work = ("lanes at work", ORANGE, True)
     body = [
         text(MARGIN, CHART_TOP - 12, words, weight="bold"),
-        key(458, CHART_TOP - 12, "places with a block", fill=SKY),
-        key(622, CHART_TOP - 12, "lanes at work", fill=ORANGE, hatched=True),
-        key(744, CHART_TOP - 12, "no block", fill=RULE),
-        rect(MARGIN, CHART_TOP, RIGHT - MARGIN, high, fill=RULE),
+        *keys(END, CHART_TOP - 12, ("places with a block", SKY), at_work, ("no block", RULE), ends=True),
+        rect(MARGIN, CHART_TOP, END - MARGIN, high, fill=RULE),
     ]
     for index, wave in enumerate(kernel.waves):
         x, wide = MARGIN + wave.start * unit, wave.clocks * unit
@@ -191,14 +167,12 @@ def _waves(kernel: Kernel) -> list[str]:
         body.append(line(x, CHART_TOP, x, CHART_BOTTOM, stroke=INK))
         blocks = f"wave {index + 1}: {many(wave.blocks, 'block')}"
         whole = f"{blocks} in {kernel.places:,} places"
-        name = next((name for name in (whole, blocks, str(index + 1)) if length(name, SMALL) + 6 < wide), "")
-        if name:
-            body.append(text(x + wide / 2, CHART_BOTTOM + 16, name, size=SMALL, fill=MUTED, anchor="middle"))
+        body.append(fitted(x, wide, CHART_BOTTOM + 16, whole, blocks, str(index + 1), fill=MUTED))
     now = MARGIN + (kernel.clock + 0.5) * unit
     moment = [
         grasp(now - 12, CHART_TOP - 8, 24, high + 10),
         line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=VERMILLION, width=3),
-        shape([(now - 6, CHART_TOP - 8), (now + 6, CHART_TOP - 8), (now, CHART_TOP + 2)], fill=VERMILLION),
+        pointer(now, CHART_TOP + 2, fill=VERMILLION),
     ]
-    grip = Grip("frame", MARGIN + unit / 2, RIGHT - unit / 2, 0, min(kernel.clocks, FRAMES) - 1)
+    grip = Grip("frame", MARGIN + unit / 2, END - unit / 2, 0, min(kernel.clocks, FRAMES) - 1)
     return [*body, draggable("".join(moment), "Time in the kernel", grip)]

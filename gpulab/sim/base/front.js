@@ -5,6 +5,7 @@ const REST = 700; // milliseconds without a change before the headline is spoken
 const PATIENCE = 20000; // milliseconds without an answer, after which the next question may be asked
 const CALM = 1000; // milliseconds between two frames of Play where the system asks for reduced motion
 const BESIDE = 280; // pixels that controls need beside the picture
+const NARROW = 500; // pixels of a box whose picture is scrolled, since its letters would be too small
 const UNITS = /(\d) (?=(?:[nµm]?s|min|h|[KMG]iB|[kMG]B|TFLOP\/s|×)(?:\W|$))/g; // stay on the line of their number
 // JupyterLab would take arrow keys and Enter, to walk from cell to cell.
 const OWN_KEYS = { "data-lm-suppress-shortcuts": "true" };
@@ -150,6 +151,7 @@ function makeSlider(control, change) {
   return {
     node, name: control.name, set,
     get value() { return now; },
+    get text() { return range.getAttribute("aria-valuetext"); },
     get scale() { return scale; },
     show(value, limit) {
       scale = scaleOf(control, limit);
@@ -268,6 +270,12 @@ function nearest(track, { x, y }) {
   return value;
 }
 
+function hint(words) {
+  const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+  title.textContent = words;
+  return title;
+}
+
 const placeOf = (event, svg) =>
   new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
 
@@ -352,7 +360,7 @@ function makePicture(controls, wire) {
     if (target.dataset.drag) {
       const names = target.dataset.drag.split(" ");
       const upright = event.key === "ArrowUp" || event.key === "ArrowDown";
-      const grip = controls[names.length > 1 && upright ? names[1] : names[0]];
+      const grip = controls[target.dataset.axis?.split(" ")[1] === "y" && upright ? names[1] : names[0]];
       if (!(event.key in KEYS) && event.key !== "Home" && event.key !== "End") return;
       grip.set(moved(grip.scale, grip.value, event.key));
     } else if (event.key === "Enter" || event.key === " ") act(target);
@@ -361,7 +369,7 @@ function makePicture(controls, wire) {
     event.stopPropagation();
   });
   const keyOf = (target) => target?.dataset?.key ?? target?.dataset?.drag ?? target?.dataset?.set ?? target?.dataset?.add;
-  const show = (svg) => {
+  const show = ({ svg, values }) => {
     const focused = node.contains(document.activeElement) ? keyOf(document.activeElement) : undefined;
     node.innerHTML = svg;
     node.classList.toggle("gs-acted", acted);
@@ -374,9 +382,15 @@ function makePicture(controls, wire) {
         target.setAttribute("aria-label", `${target.dataset.label}, in the picture`); // beside the control of that name
         for (const [key, value] of [["min", control.scale.low], ["max", control.scale.high], ["now", control.value]])
           target.setAttribute(`aria-value${key}`, value);
+        target.setAttribute("aria-valuetext", control.text);
+        if (!target.querySelector("title")) target.append(hint(`drag: ${target.dataset.label}`));
       } else {
         target.setAttribute("role", "button");
         target.setAttribute("aria-label", target.dataset.label);
+        if (target.dataset.set) {
+          const chosen = Object.entries(JSON.parse(target.dataset.set)).every(([name, value]) => values[name] === value);
+          target.setAttribute("aria-pressed", chosen);
+        }
       }
       if (focused !== undefined && keyOf(target) === focused) target.focus({ preventScroll: true });
     }
@@ -412,7 +426,7 @@ function render({ model, el }) {
     const input = make("input", { type: "radio", name: radio, onchange: () => enter(i) });
     return { input, values, node: make("label", {}, input, make("span", {}, name)) };
   });
-  const note = make("p", { class: "gs-note", hidden: true });
+  const note = make("p", { class: "gs-note" });
   const enter = (i) => {
     states[i].input.checked = true;
     wire.ask(spec.states[i].values);
@@ -435,6 +449,7 @@ function render({ model, el }) {
     const scale = inDialog ? Math.max(1, Math.min(innerWidth / 950, innerHeight / 620)) : model.get("scale");
     const beside = !inDialog && box.clientWidth >= width * scale + BESIDE;
     box.classList.toggle("gs-beside", beside);
+    box.classList.toggle("gs-narrow", !inDialog && box.clientWidth < NARROW);
     box.style.setProperty("--gs-width", `${width * scale}px`);
     box.style.setProperty("--gs-scale", scale);
   };
@@ -450,7 +465,7 @@ function render({ model, el }) {
     alert.textContent = view.error;
     headline.textContent = view.headline.replace(UNITS, "$1\u00a0");
     numbers.textContent = view.text;
-    picture.show(view.svg);
+    picture.show(view);
     picture.node.querySelector("svg").setAttribute("aria-label", view.headline);
     const now = states.findIndex(({ values }) => Object.entries(values).every(([name, value]) => view.values[name] === value));
     states.forEach(({ input }, i) => { input.checked = i === now; });
@@ -469,7 +484,7 @@ function render({ model, el }) {
   show();
   fit();
   requestAnimationFrame(theme);
-  const close = presenting(whole, box, el, enter, states, note, () => { fit(); theme(); });
+  const close = presenting(whole, box, el, enter, states, () => { fit(); theme(); });
   if (model.get("presented")) requestAnimationFrame(() => el.isConnected && whole.click());
   return () => {
     close();
@@ -483,7 +498,7 @@ function render({ model, el }) {
 }
 
 // The whole window for one simulator: the arrow keys go from state to state, Escape ends it.
-function presenting(whole, box, el, enter, states, note, changed) {
+function presenting(whole, box, el, enter, states, changed) {
   const dialog = make("dialog", { class: "gs-present", "aria-label": "The simulator in the whole window", tabindex: "-1" });
   whole.addEventListener("click", () => {
     if (dialog.open) return dialog.close();
@@ -491,14 +506,12 @@ function presenting(whole, box, el, enter, states, note, changed) {
     document.body.append(dialog);
     dialog.showModal();
     whole.textContent = "Back to the page";
-    note.hidden = !states.length;
     if (states.length && !states.some(({ input }) => input.checked)) enter(0);
     dialog.focus();
     changed();
   });
   dialog.addEventListener("close", () => {
     whole.textContent = "Whole window";
-    note.hidden = true;
     el.append(box);
     dialog.remove();
     changed();

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from virtualgpu.pictures.style import INK, MUTED, PAPER, RULE, VERMILLION
-from virtualgpu.pictures.svg import SMALL, hatch, length, line, num, rect, shape, text
+from virtualgpu.pictures.svg import SMALL, Live, hatch, length, line, num, rect, text
 
-from .touch import Grip, draggable
+from .scene import fitted, pointer
+from .touch import Grip, draggable, grasp
 
 Stretch = tuple[float, float]  # from when until when, in seconds
 LETTER = 0.75 * SMALL  # how far letters of the small size reach above their base line
@@ -91,10 +92,7 @@ def joined(stretches: Iterable[Stretch], least: float) -> list[Stretch]:
 def inside(axis: Axis, stretch: Stretch, words: Sequence[str], base: float) -> str:
     """The first of `words` that fits into a bar, in its middle, its base line at `base`; nothing if none does."""
     start, end = stretch
-    for word in words:
-        if length(word, SMALL) + 6 <= axis.seen(end - start):
-            return text((axis.x(start) + axis.x(end)) / 2, base, word, size=SMALL, anchor="middle", halo=True)
-    return ""
+    return fitted(axis.x(start), axis.seen(end - start), base, *words, halo=True)
 
 
 def veil(axis: Axis, seconds: float, top: float, bottom: float) -> str:
@@ -102,22 +100,20 @@ def veil(axis: Axis, seconds: float, top: float, bottom: float) -> str:
     x = axis.x(seconds)
     if axis.right - x < 1:
         return ""
-    return rect(x, top, axis.right - x, bottom - top, fill=PAPER).replace("/>", ' fill-opacity="0.6"/>')
+    return rect(x, top, axis.right - x, bottom - top, fill=PAPER, opacity=0.6)
 
 
 def cursor(axis: Axis, seconds: float, top: float, bottom: float) -> str:
     """The moment: a line through the lanes with a triangle at its upper end."""
     x = axis.x(seconds)
-    return line(x, top, x, bottom, stroke=INK, width=1.5) + shape(
-        [(x - 6, top - 2), (x + 6, top - 2), (x, top + 8)], fill=VERMILLION
-    )
+    return line(x, top, x, bottom, stroke=INK, width=1.5) + pointer(x, top + 8, fill=VERMILLION)
 
 
-def playhead(axis: Axis, until: float, top: float, bottom: float, *, last: int, over: str = "") -> str:
+def playhead(axis: Axis, until: float, top: float, bottom: float, *, last: int, over: str = "") -> Live:
     """The lanes as the grip of the control `moment`, which goes from 0 to `last` while `until` seconds pass: where they
     are touched the moment is. `over` lies on them, such as names."""
-    ground = rect(axis.left - 8, top, axis.right - axis.left + 16, bottom - top, fill="transparent")
-    return draggable(ground + over, "Moment", Grip("moment", axis.left, axis.x(until), 0, last))
+    ground = grasp(axis.left - 8, top, axis.right - axis.left + 16, bottom - top)
+    return Live(draggable(ground + over, "Moment", Grip("moment", axis.left, axis.x(until), 0, last)))
 
 
 def total(stretches: Iterable[Stretch]) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from virtualgpu.pictures import display, style
+from virtualgpu.pictures.asleep import UNRUN
 from virtualgpu.pictures.svg import Picture, image
 
 from .controls import Choice, Control, Flag, Limit, Play, Script, Slider
@@ -141,6 +142,7 @@ class Simulator(Generic[R]):
         """Picture and table as a page for readers without a kernel, where an SVG output would have no alt text."""
         return (
             image(self.svg(), f"{self.picture.title}. {self.picture.desc}")
+            + UNRUN
             + f"<details><summary>The same as text</summary><pre>{html.escape(repr(self))}</pre></details>"
         )
 

@@ -63,22 +63,17 @@ def command(piece: str, label: str, name: str, words: str) -> str:
 
 def grasp(x: float, y: float, width: float, height: float) -> str:
     """A rectangle that is not seen: room for a pointer around what is thin or hollow."""
-    return rect(x, y, width, height).replace("/>", ' pointer-events="all"/>')
+    return rect(x, y, width, height, takes_pointer=True)
 
 
-def after(piece: str, script: str, **values: Any) -> str:
-    """The commands in `piece` follow those of `script`, not all that there are, and set the other `values` too."""
-    return _marked(piece, {"after": json.dumps([script, values])})
+def after(pieces: Iterable[str], script: str, **values: Any) -> str:
+    """The commands in `pieces` follow those of `script`, not all that there are, and set the other `values` too."""
+    return _marked("".join(pieces), {"after": json.dumps([script, values])})
 
 
 def carried(piece: str, x: float, y: float, width: float, height: float) -> str:
     """`piece`, which holds a clickable or a command, may also be carried into a rectangle: as if it was clicked."""
     return _marked(piece, {"drop": f"{x:g} {y:g} {width:g} {height:g}"})
-
-
-def live(piece: str) -> str:
-    """`piece` where a kernel is alive: a still picture does not show it."""
-    return f'<g class="gs-live" display="none">{piece}</g>'
 
 
 def grows(piece: str, start: str) -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, key, length, line, rect, shape, text
+from virtualgpu.pictures.style import GREEN, INK, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import MARGIN, Picture, bar, dot, key, length, line, rect, shape, text
 
 from ..base.lanes import Axis, Stretch, blocks, cursor, inside, joined, playhead, veil
-from ..base.touch import clickable, named
+from ..base.scene import END, note, picture, readouts
+from ..base.touch import clickable, grasp, named
 from ..base.words import count, duration, percent
 from .model import MODE_NAMES, MODES, STEPS, Run
 from .result import FRAMES, Queue
 
-WIDTH, LEFT, RIGHT = 860.0, 150.0, 772.0
+LEFT, RIGHT = 150.0, 772.0
 HOST, HOST_HIGH = 24.0, 30.0
 AHEAD, AHEAD_HIGH = 66.0, 42.0
 GPU, GPU_HIGH = 120.0, 76.0
@@ -28,20 +29,11 @@ def draw(queue: Queue) -> Picture:
     axis = Axis(LEFT, RIGHT, queue.run.end)
     low = COPIES + COPIES_HIGH
     bars, words = _lanes(queue.run, queue.work.streams)
-    body = [
-        *axis.draw(HOST - 6, low + 4),
-        *bars,
-        veil(axis, queue.moment, HOST - 4, low + 4),
-        *_flow(queue, axis),
-        cursor(axis, queue.moment, HOST - 6, low + 4),
-        *words,
-        *_labels(queue),
-        *_timers(queue, axis),
-        *_comparison(queue),
-        *_readouts(queue),
-    ]
+    veiled = veil(axis, queue.moment, HOST - 4, low + 4)
+    now = cursor(axis, queue.moment, HOST - 6, low + 4)
     grip = playhead(axis, axis.seconds, HOST - 12, low + 4, last=FRAMES, over=_names(queue, axis))
-    return Picture(WIDTH, BELOW + 104, queue.finding, queue.describe(), tuple(body), touched=(grip,))
+    lanes = [*axis.draw(HOST - 6, low + 4), *bars, veiled, *_flow(queue, axis), now, *words, *_labels(queue)]
+    return picture(queue, BELOW + 104, lanes, _timers(queue, axis), _comparison(queue), _readouts(queue), [grip])
 
 
 @lru_cache(maxsize=4)
@@ -93,7 +85,7 @@ def _names(queue: Queue, axis: Axis) -> str:
     for kernel, ((start, end), stream) in enumerate(zip(queue.run.kernels, queue.run.streams, strict=True)):
         if axis.seen(end - start) >= 3:
             top, high = _lane(stream, queue.work.streams)
-            area = rect(axis.x(start), top, axis.seen(end - start), high, fill="transparent")
+            area = grasp(axis.x(start), top, axis.seen(end - start), high)
             found.append(named(area, f"{queue.name(kernel)}: {queue.fate(kernel)}, started at {duration(start)}"))
     return "".join(found)
 
@@ -132,7 +124,7 @@ def _backlog(done: Run, axis: Axis) -> str:
         points += [(axis.x(at), low - max(0.0, before) * unit), (axis.x(at), low - behind * unit)]
         ahead, last = behind, at
     points += [(axis.x(last + ahead), low)]
-    return shape(_thinned(points), fill=YELLOW).replace("/>", f' stroke="{INK}" stroke-width="1"/>')
+    return shape(_thinned(points), fill=YELLOW, stroke=INK)
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -145,31 +137,28 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _labels(queue: Queue) -> list[str]:
-    gpu, streams = queue.gpu, queue.work.streams
-    side = RIGHT + 70
     return [
-        text(side, HOST - 11, "busy", size=SMALL, anchor="end", fill=MUTED),
+        note(END, HOST - 11, "busy", anchor="end"),
         text(MARGIN, HOST + 20, "host launches"),
-        text(side, HOST + 20, percent(queue.launching), anchor="end", weight="bold"),
+        text(END, HOST + 20, percent(queue.launching), anchor="end", weight="bold"),
         text(MARGIN, AHEAD + 18, "ahead of the"),
         text(MARGIN, AHEAD + 35, "GPU: the queue"),
         line(LEFT, AHEAD + AHEAD_HIGH, RIGHT, AHEAD + AHEAD_HIGH, stroke=RULE),
-        text(MARGIN, GPU + 34, gpu or "GPU"),
-        text(MARGIN, GPU + 52, count(streams, "stream"), size=SMALL, fill=MUTED),
-        text(side, GPU + GPU_HIGH / 2 + 5, percent(queue.running), anchor="end", weight="bold"),
-        *([text(MARGIN, COPIES + 12, ".item() copies", size=SMALL, fill=MUTED)] if queue.run.copies else []),
+        text(MARGIN, GPU + 34, queue.gpu or "GPU"),
+        note(MARGIN, GPU + 52, count(queue.work.streams, "stream")),
+        text(END, GPU + GPU_HIGH / 2 + 5, percent(queue.running), anchor="end", weight="bold"),
+        *([note(MARGIN, COPIES + 12, ".item() copies")] if queue.run.copies else []),
     ]
 
 
 def _timers(queue: Queue, axis: Axis) -> list[str]:
     body = []
-    for row, (name, seconds, fill) in enumerate(
-        (("no synchronize", queue.run.unsynchronised, ORANGE), ("synchronize first", queue.run.end, RULE))
-    ):
+    reads = (("no synchronize", queue.run.unsynchronised, ORANGE), ("synchronize first", queue.run.end, RULE))
+    for row, (name, seconds, fill) in enumerate(reads):
         top = TIMER + row * (TIMER_HIGH + 8)
         words = f"timer reads {duration(seconds)}: {duration(seconds / STEPS)} a step"
         wide = axis.seen(seconds)
-        outside = LEFT + wide + 8 + length(words, bold=True) <= RIGHT + 70
+        outside = LEFT + wide + 8 + length(words, bold=True) <= END
         body.append(text(MARGIN, top + 18, name))
         body.append(bar(LEFT, top, wide, TIMER_HIGH, fill=fill))
         body.append(text(LEFT + (wide if outside else 0) + 8, top + 18, words, weight="bold"))
@@ -178,27 +167,23 @@ def _timers(queue: Queue, axis: Axis) -> list[str]:
 
 def _comparison(queue: Queue) -> list[str]:
     """The same step in every mode: each row chooses its own."""
-    body = [text(MARGIN, BELOW, "this step in each mode (virtual)", size=SMALL, fill=MUTED)]
+    body = [note(MARGIN, BELOW, "this step in each mode (virtual)")]
     left, unit = 244.0, 112 / max(queue.modes)
     for row, (mode, seconds) in enumerate(zip(MODES, queue.modes, strict=True)):
-        base = BELOW + 23 + row * 23
-        here = mode == queue.work.mode
-        drawn = (
-            rect(MARGIN - 4, base - 16, 426, 22, fill=PAPER),
-            dot(MARGIN + 5, base - 5, 5, fill=PAPER, stroke=INK)
-            + (dot(MARGIN + 5, base - 5, 3, fill=INK) if here else ""),
-            text(MARGIN + 18, base, MODE_NAMES[mode], weight="bold" if here else ""),
-            bar(left, base - 12, seconds * unit, 15, fill=GREEN if here else PAPER),
-            text(left + seconds * unit + 8, base, duration(seconds), weight="bold" if here else ""),
-        )
-        body.append(clickable("".join(drawn), f"Launched by {MODE_NAMES[mode]}: {duration(seconds)} a step", mode=mode))
+        base, here = BELOW + 23 + row * 23, mode == queue.work.mode
+        weight = "bold" if here else ""
+        drawn = rect(MARGIN - 4, base - 16, 426, 22, fill=PAPER)
+        drawn += dot(MARGIN + 5, base - 5, 5, fill=PAPER, stroke=INK)
+        drawn += dot(MARGIN + 5, base - 5, 3, fill=INK) if here else ""
+        drawn += text(MARGIN + 18, base, MODE_NAMES[mode], weight=weight)
+        drawn += bar(left, base - 12, seconds * unit, 15, fill=GREEN if here else PAPER)
+        drawn += text(left + seconds * unit + 8, base, duration(seconds), weight=weight)
+        body.append(clickable(drawn, f"Launched by {MODE_NAMES[mode]}: {duration(seconds)} a step", mode=mode))
     return body
 
 
 def _readouts(queue: Queue) -> list[str]:
-    left, side = 470.0, RIGHT + 70
-    moment = duration(queue.moment) if queue.moment else "0"
-    running = queue.at_work
+    left, moment, running = 470.0, duration(queue.moment) if queue.moment else "0", queue.at_work
     found = [
         (f"at {moment} the GPU runs", "nothing" if running is None else queue.name(running)),
         ("", "" if running is None else queue.fate(running)),
@@ -207,11 +192,6 @@ def _readouts(queue: Queue) -> list[str]:
         if queue.run.items
         else ("of the GPU's capacity in use", percent(queue.used)),
     ]
-    body = (
-        [key(left, BELOW, "the host waits", fill=VERMILLION, hatched=True)] if queue.run.items or queue.run.full else []
-    )
-    for row, (name, value) in enumerate(found):
-        base = BELOW + 23 + row * 23
-        body += [text(left, base, name)] if name else []
-        body += [text(side, base, value, anchor="end", weight="bold" if name else "")] if value else []
-    return body
+    waits = key(left, BELOW, "the host waits", fill=VERMILLION, hatched=True)
+    told = readouts(left, END, BELOW + 23, found, apart=23)
+    return [waits, *told] if queue.run.items or queue.run.full else told

@@ -10,18 +10,7 @@ from typing import Any
 from ..base.lanes import total
 from ..base.simulator import Limit, Result, Row
 from ..base.words import count, duration, percent
-from .model import (
-    MODE_NAMES,
-    MODES,
-    SHAPE,
-    STEPS,
-    Run,
-    Work,
-    addition_us,
-    products,
-    run,
-    seconds,
-)
+from .model import MODE_NAMES, MODES, SHAPE, STEPS, Run, Work, addition_us, products, run, seconds
 
 VIRTUAL = "virtual"
 FRAMES = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import groupby
 
-from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
@@ -19,36 +19,23 @@ from virtualgpu.pictures.svg import (
     num,
     polyline,
     rect,
-    shape,
     text,
 )
 
-from ..base.touch import Grip, clickable, draggable
+from ..base.scene import END, Plot, Scale, arrow, between, diamond, line_key, note, picture, pointer, small
+from ..base.touch import Grip, clickable, draggable, grasp
 from .model import STEPS, TO_INF, TO_NORMAL, TO_ZERO, Run, part, size
 
-WIDTH, BODY_HEIGHT = 860.0, 452.0
-LEFT, RIGHT = MARGIN, WIDTH - MARGIN
+LEFT, RIGHT = MARGIN, END
 LOW, HIGH = -64, 28  # the powers of two that the upper picture shows
+POWERS = Scale(LEFT, RIGHT, LOW, HIGH)
 BARS_TOP, AXIS = 92.0, 196.0
 RUN_HIGH, RUN_LOW, RUN_LEFT = 264.0, 402.0, 118.0
 
 
 def draw(run: Run) -> Picture:
     """Above, the gradients of the step looked at, scaled and unscaled; below, the scale over the run."""
-    body = [*_zones(run), *_gradients(run), *_scales(run)]
-    return Picture(WIDTH, BODY_HEIGHT, run.finding, run.describe(), tuple(body))
-
-
-def _at(power: float) -> float:
-    return _place(min(max(power, LOW), HIGH))
-
-
-def _place(power: float) -> float:
-    return LEFT + (RIGHT - LEFT) * (power - LOW) / (HIGH - LOW)
-
-
-def _unseen(x: float, y: float, width: float, height: float) -> str:
-    return rect(x, y, width, height, fill=PAPER).replace("/>", ' fill-opacity="0"/>')
+    return picture(run, 452.0, _zones(run), _gradients(run), _scales(run))
 
 
 def _zones(run: Run) -> list[str]:
@@ -61,17 +48,15 @@ def _zones(run: Run) -> list[str]:
         ("all bits kept", shares.normal, TO_NORMAL, TO_INF),
         ("inf", shares.inf, TO_INF, HIGH),
     ):
-        x, middle = _at(low), (_at(low) + _at(high)) / 2
+        x, wide = POWERS.at(low), POWERS.at(high) - POWERS.at(low)
         if name in ("become 0", "inf"):
-            body.append(hatch(x, 22, _at(high) - x, AXIS - 22, stroke=RULE, gap=12))
-        body.append(rect(x, 22, _at(high) - x, AXIS - 22, stroke=MUTED))
-        body.append(text(middle, 40, name, anchor="middle", halo=True))
-        body.append(text(middle, 58, part(share), anchor="middle", weight="bold", halo=True))
-    ticks = {"1e-16": -16 / math.log10(2), "1e-12": -12 / math.log10(2), "3e-08": TO_ZERO, "6e-05": TO_NORMAL}
-    for words, power in (ticks | {"1": 0, "65,504": TO_INF}).items():
-        body.append(line(_at(power), AXIS, _at(power), AXIS + 5))
-        body.append(text(_at(power), AXIS + 19, words, size=SMALL, anchor="middle", fill=MUTED))
-    return body
+            body.append(hatch(x, 22, wide, AXIS - 22, stroke=RULE, gap=12))
+        body.append(rect(x, 22, wide, AXIS - 22, stroke=MUTED))
+        body.append(text(x + wide / 2, 40, name, anchor="middle", halo=True))
+        body.append(text(x + wide / 2, 58, part(share), anchor="middle", weight="bold", halo=True))
+    small_ones = {power / math.log10(2): f"1e{power}" for power in (-16, -12)}
+    marks = small_ones | {TO_ZERO: "3e-08", TO_NORMAL: "6e-05", 0: "1", TO_INF: "65,504"}
+    return [*body, *POWERS.ticks(AXIS, marks)]
 
 
 def _gradients(run: Run) -> list[str]:
@@ -83,15 +68,14 @@ def _gradients(run: Run) -> list[str]:
     unit = (AXIS - BARS_TOP) / (run.below(run.centre + 0.5) - run.below(run.centre - 0.5))
     body = [key(LEFT, 12, f"sizes of the gradients in step {run.step:,}, scaled by {size(run.scale)}", fill=SKY)]
     words = f"unscaled: {part(run.shares(1.0).zero)} become 0"
-    x = RIGHT - length(words, SMALL)
-    body += [line(x - 24, 8, x - 6, 8, dash="4 3", width=2), text(x, 12, words, size=SMALL, fill=MUTED)]
-    width = _at(LOW + 1) - _at(LOW)
+    body.append(line_key(RIGHT - length(words, SMALL) - 24, 12, words, dash="4 3"))
+    width = POWERS.at(LOW + 1) - POWERS.at(LOW)
     for power, share in zip(powers, scaled, strict=True):
         fill = SKY if TO_NORMAL <= power < TO_INF - 1 else ORANGE if TO_ZERO <= power < TO_NORMAL else VERMILLION
         high = share * unit
         if high >= 0.5:
-            body.append(bar(_at(power), AXIS - high, width, high, fill=fill))
-    outline = [(_at(power + 0.5), AXIS - share * unit) for power, share in zip(powers, plain, strict=True)]
+            body.append(bar(POWERS.at(power), AXIS - high, width, high, fill=fill))
+    outline = [(POWERS.at(power + 0.5), AXIS - share * unit) for power, share in zip(powers, plain, strict=True)]
     body.append(polyline([(x, y) for x, y in outline if y <= AXIS - 0.5], width=2, dash="5 3"))
     return [*body, *_shift(run, shift), *_largest(run, shift)]
 
@@ -99,71 +83,59 @@ def _gradients(run: Run) -> list[str]:
 def _shift(run: Run, shift: int) -> list[str]:
     """An arrow from where the gradients are to where the scale takes them. Its end is dragged: that is the scale to
     begin with, so step 1 is looked at."""
-    x1, x2, y = _at(run.centre), _at(run.centre + shift), BARS_TOP - 8
+    x1, x2, y = POWERS.at(run.centre), POWERS.at(run.centre + shift), BARS_TOP - 8
     words, way = f"× {size(run.scale)}", 1 if x2 >= x1 else -1
     clipped = not LOW <= run.centre + shift <= HIGH
     middle = x2 + way * (length(words) / 2 + 12)
     under = not LEFT + length(words) / 2 <= middle <= RIGHT - length(words) / 2
     if under:  # no room beyond the end
         middle = 2 * x2 - middle
-    tip = x2 - 8 * way * (not clipped)
-    body, back = [], tip - 9 * way
-    if abs(x2 - x1) >= 24:
-        body = [line(x1, y, tip, y, width=2), shape([(tip, y), (back, y - 5), (back, y + 5)], fill=INK)]
-    handle = _unseen(x2 - 12, y - 8, 24, AXIS - y + 8) + line(x2, y, x2, AXIS, width=2)
+    body = [arrow(x1, x2 - 8 * way * (not clipped), y)] if abs(x2 - x1) >= 24 else []
+    handle = grasp(x2 - 12, y - 8, 24, AXIS - y + 8) + line(x2, y, x2, AXIS, width=2)
     handle += "" if clipped else dot(x2, y, 7, fill=INK)
-    first = Grip("scale_power", _place(run.centre), _place(run.centre + 24), 0, 24)
+    first = Grip("scale_power", POWERS.beyond(run.centre), POWERS.beyond(run.centre + 24), 0, 24)
     body.append(draggable(handle, "First scale, power of 2", first, first._replace(name="step", low=1, high=1)))
     return [*body, text(middle, y + (24 if under else 5), words, anchor="middle", halo=True)]
 
 
 def _largest(run: Run, shift: int) -> list[str]:
-    x = min(max(_at(run.largest_power + shift), LEFT + 7), RIGHT - 7)
-    words = f"largest: {run.largest}"
-    half = length(words, SMALL) / 2
-    return [
-        shape([(x, AXIS - 1), (x - 6, AXIS - 13), (x + 6, AXIS - 13)], fill=INK),
-        text(min(max(x, LEFT + half), RIGHT - half), AXIS + 36, words, size=SMALL, anchor="middle"),
-    ]
+    x = min(max(POWERS.at(run.largest_power + shift), LEFT + 7), RIGHT - 7)
+    words = between(LEFT, RIGHT, x, AXIS + 36, f"largest: {run.largest}", size=SMALL)
+    return [pointer(x, AXIS - 1, high=12), words]
 
 
 def _scales(run: Run) -> list[str]:
     powers = [math.log2(scale) for _, scale in run.changes]
     low, high = min(0, 8 * math.floor(min(powers) / 8)), max(24, 8 * math.ceil(max(powers) / 8))
-
-    def down(power: float) -> float:
-        return RUN_LOW - (RUN_LOW - RUN_HIGH) * (min(max(power, low), high) - low) / (high - low)
-
-    body = [*_corridor(down(run.ceiling), down(run.floor(0.01)), run.step > STEPS / 2)]
-    body.append(text(LEFT, RUN_HIGH - 13, "scale", size=SMALL, fill=MUTED))
-    body.append(text(RUN_LEFT, RUN_HIGH - 13, f"step {run.step:,}: {run.happened}", size=SMALL))
+    plot = Plot(Scale(RUN_LEFT + 8, RIGHT - 8, 0, STEPS), Scale(RUN_LOW, RUN_HIGH, low, high))
+    along, down = plot.x.at, plot.y.at
+    body = [
+        *_corridor(down(run.ceiling), down(run.floor(0.01)), run.step > STEPS / 2),
+        note(LEFT, RUN_HIGH - 13, "scale"),
+        small(RUN_LEFT, RUN_HIGH - 13, f"step {run.step:,}: {run.happened}"),
+    ]
     every = 8 if high - low <= 40 else 8 * math.ceil((high - low) / 40)
     for power in range(low, high + 1, every):
         body.append(line(RUN_LEFT - 5, down(power), RUN_LEFT, down(power), stroke=MUTED))
-        body.append(text(RUN_LEFT - 9, down(power) + 5, size(2.0**power), size=SMALL, anchor="end", fill=MUTED))
+        body.append(note(RUN_LEFT - 9, down(power) + 5, size(2.0**power), anchor="end"))
     for step in range(0, STEPS + 1, 1000):
         words = f"{step:,}" if step else "step 1"
         anchor = "middle" if 0 < step < STEPS else "end" if step else "start"
-        body.append(text(_along(step), RUN_LOW + 42, words, size=SMALL, anchor=anchor, fill=MUTED))
-    body.append(polyline([(_along(step), down(power)) for step, power in _corners(run)], stroke=BLUE, width=3))
-    body.append(text(RUN_LEFT - 9, RUN_LOW + 24, "skipped", size=SMALL, anchor="end", fill=MUTED))
-    columns = {round(_along(step)): step for step in reversed(run.skipped)}
+        body.append(note(along(step), RUN_LOW + 42, words, anchor=anchor))
+    body.append(plot.curve(_corners(run), stroke=BLUE, width=3))
+    body.append(note(RUN_LEFT - 9, RUN_LOW + 24, "skipped", anchor="end"))
+    columns = {round(along(step)): step for step in reversed(run.skipped)}
     if columns:
         path = "".join(f"M{x} {num(RUN_LOW + 12)}v12" for x in columns)
         body.append(f'<path d="{path}" stroke="{VERMILLION}" stroke-width="2" fill="none"/>')
-    x, y = _along(run.step), down(math.log2(run.scale))
-    cursor = _unseen(RUN_LEFT, RUN_HIGH, RIGHT - RUN_LEFT, RUN_LOW - RUN_HIGH + 10)
-    cursor += line(x, RUN_HIGH, x, RUN_LOW + 10, dash="2 2")
-    cursor += shape([(x - 8, y), (x, y - 8), (x + 8, y), (x, y + 8)], fill=INK)
-    body.append(draggable(cursor, "Look at step", Grip("step", _along(1), _along(STEPS), 1, STEPS)))
+    x, y = plot.at(run.step, math.log2(run.scale))
+    cursor = grasp(RUN_LEFT, RUN_HIGH, RIGHT - RUN_LEFT, RUN_LOW - RUN_HIGH + 10)
+    cursor += line(x, RUN_HIGH, x, RUN_LOW + 10, dash="2 2") + diamond(x, y)
+    body.append(draggable(cursor, "Look at step", Grip("step", along(1), along(STEPS), 1, STEPS)))
     if len(columns) <= 40:
         for x, step in columns.items():
-            body.append(clickable(_unseen(x - 8, RUN_LOW + 10, 16, 18), f"Look at skipped step {step:,}", step=step))
+            body.append(clickable(grasp(x - 8, RUN_LOW + 10, 16, 18), f"Look at skipped step {step:,}", step=step))
     return body
-
-
-def _along(step: int) -> float:
-    return RUN_LEFT + 8 + (RIGHT - RUN_LEFT - 16) * step / STEPS
 
 
 def _corridor(ceiling: float, floor: float, left: bool) -> list[str]:
@@ -177,7 +149,7 @@ def _corridor(ceiling: float, floor: float, left: bool) -> list[str]:
     ):
         body += [hatch(RUN_LEFT, top, wide, high, stroke=RULE, gap=12), line(RUN_LEFT, edge, RIGHT, edge, stroke=MUTED)]
         if high >= 24:
-            body.append(text(x, y, words, size=SMALL, anchor=anchor, fill=MUTED, halo=True))
+            body.append(note(x, y, words, anchor=anchor, halo=True))
     return body
 
 

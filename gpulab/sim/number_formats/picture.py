@@ -6,27 +6,13 @@ import math
 from collections.abc import Callable
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import (
-    MARGIN,
-    SMALL,
-    Picture,
-    bar,
-    key,
-    length,
-    letters,
-    line,
-    polyline,
-    rect,
-    shape,
-    text,
-)
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, letters, line, polyline, rect, shape, text
 
 from ..base.floats import FORMATS, TF32, weight
-from ..base.scene import Scale
+from ..base.scene import END, WIDTH, Scale, arrow, diamond, line_key, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp, named
 from .model import Number, Stored, flipped, show, spacings
 
-WIDTH, BODY_HEIGHT = 860.0, 446.0
 ROW, CHOSEN_ROW, CELL = 23.0, 36.0, 15.0
 NAME, SIGN, MANTISSA, VALUE, ERROR, AFTER = 18.0, 92.0, 238.0, 588.0, 687.0, 768.0
 LINE_TOP, LOWER_TOP = 182.0, 308.0
@@ -36,35 +22,28 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def draw(number: Number) -> Picture:
     """The formats under one another, the chosen one's number line, its updates, and how far each format reaches."""
-    body = [*_table(number), *_number_line(number, LINE_TOP), *_updates(number, LOWER_TOP), *_ranges(number, LOWER_TOP)]
-    return Picture(WIDTH, BODY_HEIGHT, number.finding, number.describe(), tuple(body))
+    lower = [*_updates(number, LOWER_TOP), *_ranges(number, LOWER_TOP)]
+    return picture(number, 446.0, _table(number), _number_line(number, LINE_TOP), lower)
 
 
 def _table(number: Number) -> list[str]:
     """A row for each format, which chooses it; the bits of the chosen one are switches."""
     heads = {"sign": SIGN - 9, "exponent": MANTISSA - 75, "mantissa": MANTISSA}
     heads |= {"stored": VALUE, "error": ERROR, "updated": AFTER}
-    body = [text(x, 13, words, size=SMALL, fill=MUTED) for words, x in heads.items()]
+    body = [note(x, 13, words) for words, x in heads.items()]
     top = 18.0
     for name, stored in zip(FORMATS, number.all, strict=True):
         chosen = stored is number.chosen
         high = CHOSEN_ROW if chosen else ROW
         base, bold = top + high / 2 + 5, "bold" if chosen else ""
         after = "as fp32" if stored.format is TF32 else show(stored.after, 3)
+        edge = INK if chosen else ""
         words = [
-            rect(
-                MARGIN - 6,
-                top + 1,
-                WIDTH - 2 * MARGIN + 12,
-                high - 2,
-                fill=PAPER,
-                stroke=INK if chosen else "",
-                radius=4,
-            ),
-            text(NAME, base, stored.format.name, weight=bold, size=SMALL),
-            text(VALUE, base, show(stored.value), size=SMALL),
-            text(ERROR, base, stored.outcome, size=SMALL),
-            text(AFTER, base, after, size=SMALL),
+            rect(MARGIN - 6, top + 1, END - MARGIN + 12, high - 2, fill=PAPER, stroke=edge, radius=4),
+            small(NAME, base, stored.format.name, weight=bold),
+            small(VALUE, base, show(stored.value)),
+            small(ERROR, base, stored.outcome),
+            small(AFTER, base, after),
         ]
         fields = stored.format.fields(stored.value)
         lefts = (SIGN, MANTISSA - 5 - CELL * len(fields[1]), MANTISSA)
@@ -72,11 +51,10 @@ def _table(number: Number) -> list[str]:
         bits = []
         for bit_field, left, (field, colour) in zip(fields, lefts, FIELDS.items(), strict=True):
             place -= len(bit_field)
-            bits += (
-                _switches(stored, left, top + 3, bit_field, field, place)
-                if chosen
-                else _cells(left, top + 2, bit_field, colour)
-            )
+            if chosen:
+                bits += _switches(stored, left, top + 3, bit_field, field, place)
+            else:
+                bits += _cells(left, top + 2, bit_field, colour)
         row = "".join(words if chosen else words + bits)
         body.append(clickable(row, f"{stored.format.name}: {show(stored.value)}, error {stored.outcome}", format=name))
         body += bits if chosen else []
@@ -97,7 +75,7 @@ def _switches(stored: Stored, x: float, y: float, bits: str, field: str, place: 
     for i, bit in enumerate(bits):
         left, behind = x + CELL * i, len(bits) - 1 - i
         drawn = rect(left, y, CELL, high, fill=FIELDS[field], stroke=INK)
-        drawn += text(left + CELL / 2, y + high / 2 + 5, bit, size=SMALL, anchor="middle", weight="bold")
+        drawn += small(left + CELL / 2, y + high / 2 + 5, bit, anchor="middle", weight="bold")
         worth = {"sign": "+ or -", "exponent": str(2**behind), "mantissa": f"1/{2 ** (i + 1)}"}[field]
         values = flipped(stored, place + behind)
         if values is None:
@@ -109,7 +87,7 @@ def _switches(stored: Stored, x: float, y: float, bits: str, field: str, place: 
 
 
 CENTRE, GAP = WIDTH / 2, 150.0  # of the number line, and the pixels of a spacing
-LEFT, RIGHT = MARGIN, WIDTH - MARGIN
+LEFT, RIGHT = MARGIN, END
 PAGE = 4  # spacings that one piece of the number line is for
 
 
@@ -150,7 +128,7 @@ def _number_line(number: Number, top: float) -> list[str]:
         body.append(text((at(start) + at(end)) / 2, axis + 27, "stored as " + show(it.value), anchor="middle"))
     elif kind is not TF32:
         body.append(line(at(here), axis - 25, at(here), axis - 15, stroke=VERMILLION, width=2))
-        body += _arrow(at(here), at(here + number.change), axis - 20)
+        body.append(arrow(at(here), at(here + number.change), axis - 20, stroke=VERMILLION))
     x = at(it.asked)
     if x in (LEFT, RIGHT):  # off the line
         head = 9.0 if x == RIGHT else -9.0
@@ -160,8 +138,8 @@ def _number_line(number: Number, top: float) -> list[str]:
     low, high = middle - towards - over, middle + PAGE / 2 * apart + over
     step = 10.0 ** math.floor(math.log10(apart / unit / 16))
     grip = Grip("value", at(sign * low), at(sign * high), low / unit, high / unit, step=step)
-    diamond = grasp(x - 12, axis - 12, 24, 24) + _diamond(x, axis, 9)
-    return [*body, draggable(diamond, "Number, along the number line", grip)]
+    moved = grasp(x - 12, axis - 12, 24, 24) + diamond(x, axis, 9)
+    return [*body, draggable(moved, "Number, along the number line", grip)]
 
 
 def _basin(it: Stored) -> tuple[float, float]:
@@ -178,25 +156,25 @@ def _basin(it: Stored) -> tuple[float, float]:
 def _captions(number: Number, top: float) -> list[str]:
     it, x = number.chosen, LEFT
     words = f"{it.format.name}’s bits: {_parts(it)}"
-    body = [text(x, top + 13, words, size=SMALL, fill=MUTED)]
+    body = [note(x, top + 13, words)]
     x += length(words, SMALL) + 24
     words = f"asked for: {show(number.asked)}"
-    body += [_diamond(x + 6, top + 9), text(x + 18, top + 13, words, size=SMALL, fill=MUTED)]
+    body += [diamond(x + 6, top + 9, 6), note(x + 18, top + 13, words)]
     x += length(words, SMALL) + 42
     body.append(key(x, top + 13, f"all of this is stored as {show(it.value)}", fill=YELLOW, hatched=True))
     if it.format is TF32:
         words = "no weight is kept in tf32: the updates are those of fp32"
-        return [*body, text(LEFT, top + 33, words, size=SMALL)]
+        return [*body, small(LEFT, top + 33, words)]
     if math.isinf(it.value):
-        return [*body, text(LEFT, top + 33, f"{show(it.value)} stays {show(it.value)}, whatever is added", size=SMALL)]
+        return [*body, small(LEFT, top + 33, f"{show(it.value)} stays {show(it.value)}, whatever is added")]
     ratio = abs(number.change) / spacings(it)[0]
     words = f"one update, {show(number.change)}, is {_times(ratio)}: "
     words += f"rounded back to {show(it.value)}" if it.stuck else f"the weight becomes {show(it.path[1])}"
     y = top + 29
     return [
         *body,
-        *_arrow(*((LEFT, LEFT + 16) if number.change > 0 else (LEFT + 16, LEFT)), y),
-        text(LEFT + 24, y + 4, words, size=SMALL),
+        arrow(*((LEFT, LEFT + 16) if number.change > 0 else (LEFT + 16, LEFT)), y, stroke=VERMILLION),
+        small(LEFT + 24, y + 4, words),
     ]
 
 
@@ -213,22 +191,9 @@ def _parts(it: Stored) -> str:
 def _times(ratio: float) -> str:
     if ratio >= 1e6:
         return "over a million spacings"
-    return (
-        f"{ratio:,.0f} spacings"
-        if ratio >= 100
-        else f"{ratio:.2g} spacings"
-        if ratio >= 1
-        else f"{ratio:.2g} of the spacing"
-    )
-
-
-def _arrow(x1: float, x2: float, y: float) -> list[str]:
-    """From `x1` to `x2`; where they are too near for a head, only the line."""
-    head = 9.0 if x2 > x1 else -9.0
-    body = [line(x1, y, x2, y, stroke=VERMILLION, width=2)]
-    if abs(x2 - x1) > abs(head):
-        body.append(shape([(x2, y), (x2 - head, y - 5), (x2 - head, y + 5)], fill=VERMILLION))
-    return body
+    if ratio >= 1:
+        return f"{ratio:,.0f} spacings" if ratio >= 100 else f"{ratio:.2g} spacings"
+    return f"{ratio:.2g} of the spacing"
 
 
 def _labels(it: Stored, here: float, axis: float, at: Callable[[float], float]) -> list[str]:
@@ -241,16 +206,12 @@ def _labels(it: Stored, here: float, axis: float, at: Callable[[float], float]) 
         x, apart = at(value), abs(value - here)
         near = abs(x - middle) < GAP - 1  # half a spacing: the next smaller power of two begins here
         anchor = "middle" if not near else "end" if x < middle else "start"
-        body.append(text(x, axis + 46, show(value + 0.0, digits), anchor=anchor, size=SMALL))
+        body.append(small(x, axis + 46, show(value + 0.0, digits), anchor=anchor))
         words = show(apart, 3) + ("" if near else " apart")
-        body.append(text((x + middle) / 2, axis + 26, words, anchor="middle", size=SMALL, fill=MUTED))
+        body.append(note((x + middle) / 2, axis + 26, words, anchor="middle"))
         body.append(line(x, axis + 9, x, axis + 30, stroke=MUTED))
     body.append(line(middle, axis + 9, middle, axis + 30, stroke=MUTED))
     return body
-
-
-def _diamond(x: float, y: float, r: float = 6) -> str:
-    return shape([(x - r, y), (x, y - r), (x + r, y), (x, y + r)], fill=INK)
 
 
 def _updates(number: Number, top: float) -> list[str]:
@@ -262,11 +223,10 @@ def _updates(number: Number, top: float) -> list[str]:
     def place(step: float, value: float) -> tuple[float, float]:
         return left + (right - left) * step / number.steps, low - (low - high) * (value - least) / (most - least)
 
-    body = [text(LEFT, top + 13, number.updates, size=SMALL)]
+    body = [small(LEFT, top + 13, number.updates)]
     x = LEFT + length(number.updates, SMALL) + 20
-    body += [line(x, top + 9, x + 18, top + 9, stroke=BLUE, width=4), text(x + 24, top + 13, name, size=SMALL)]
-    x += length(name, SMALL) + 40
-    body += [line(x, top + 9, x + 18, top + 9, dash="4 3", width=2), text(x + 24, top + 13, "exact", size=SMALL)]
+    body.append(line_key(x, top + 13, name, stroke=BLUE, width=4))
+    body.append(line_key(x + length(name, SMALL) + 40, top + 13, "exact", dash="4 3"))
     body.append(rect(left, high, right - left, low - high, stroke=RULE))
     if math.isfinite(it.value):
         every = max(1, len(it.path) // 100)
@@ -280,10 +240,10 @@ def _updates(number: Number, top: float) -> list[str]:
     digits = 3
     while show(most, digits) == show(least, digits):
         digits += 1
-    body.append(text(left - 8, high + 6, show(most, digits), size=SMALL, anchor="end"))
-    body.append(text(left - 8, low + 4, show(least, digits), size=SMALL, anchor="end"))
-    body.append(text(left, low + 18, "0", size=SMALL, fill=MUTED, anchor="middle"))
-    return [*body, text(right, low + 18, f"{number.steps:,} updates", size=SMALL, fill=MUTED, anchor="end")]
+    body.append(small(left - 8, high + 6, show(most, digits), anchor="end"))
+    body.append(small(left - 8, low + 4, show(least, digits), anchor="end"))
+    body.append(note(left, low + 18, "0", anchor="middle"))
+    return [*body, note(right, low + 18, f"{number.steps:,} updates", anchor="end")]
 
 
 RANGE = Scale(552.0, RIGHT, 1e-46, 1e39, log=True)
@@ -292,10 +252,10 @@ RANGE = Scale(552.0, RIGHT, 1e-46, 1e39, log=True)
 def _ranges(number: Number, top: float) -> list[str]:
     """From the smallest to the largest of each format; the number is dragged from one power of ten to the next."""
     at, names = RANGE.at, 464.0
-    body = [text(names, top + 13, "smallest to largest; hatched: subnormal", size=SMALL, fill=MUTED)]
+    body = [note(names, top + 13, "smallest to largest; hatched: subnormal")]
     for place, stored in enumerate(number.all):
         kind, y = stored.format, top + 24 + 15 * place
-        body.append(text(names, y + 11, kind.name, size=SMALL, weight="bold" if stored is number.chosen else ""))
+        body.append(small(names, y + 11, kind.name, weight="bold" if stored is number.chosen else ""))
         a, b, c = at(kind.smallest), at(kind.smallest_normal), at(kind.largest)
         body.append(bar(a, y, b - a, 11, fill=RULE, hatched=True, stroke=""))
         body.append(bar(b, y, c - b, 11, fill=PURPLE, stroke=""))
@@ -303,9 +263,9 @@ def _ranges(number: Number, top: float) -> list[str]:
     size, low = abs(number.asked), top + 24 + 15 * len(number.all)
     x, beside = at(size), at(size / 10.0**number.exponent) - at(1)
     grip = Grip("exponent", at(1e-46) + beside, at(1e38) + beside, -46, 38)
-    moved = grasp(x - 9, top + 20, 18, low - top - 14) + line(x, top + 20, x, low, width=2) + _diamond(x, low)
+    moved = grasp(x - 9, top + 20, 18, low - top - 14) + line(x, top + 20, x, low, width=2) + diamond(x, low, 6)
     body.append(draggable(moved, "Power of ten, along all formats", grip))
     for power in (-40, -20, 0, 20):
         words = f"1e{power}" if power else "1"
-        body.append(text(at(10.0**power), low + 18, words, size=SMALL, fill=MUTED, anchor="middle"))
+        body.append(note(at(10.0**power), low + 18, words, anchor="middle"))
     return body

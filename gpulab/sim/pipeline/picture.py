@@ -7,15 +7,16 @@ from functools import lru_cache
 
 from virtualgpu.clock.clock import Span
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, key, line, polyline, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, Picture, dot, line, rect, shape, text
 
 from ..base.lanes import Axis, Stretch, blocks, cursor, inside, playhead, veil
-from ..base.touch import Grip, clickable, draggable
+from ..base.scene import END, Plot, Scale, keys, note, picture, small
+from ..base.touch import clickable, draggable, grasp
 from ..base.words import count, duration, percent
 from .model import BATCHES, EPOCHS, MOST_WORKERS, Run, Work
 from .result import FRAMES, Change, Feed
 
-WIDTH, LEFT, RIGHT, SIDE = 860.0, 150.0, 772.0, 842.0
+LEFT, RIGHT = 150.0, 772.0
 WORKERS, WORKERS_HIGH = 24.0, 60.0
 READY, READY_HIGH = 92.0, 22.0
 MAIN, MAIN_HIGH = 121.0, 24.0
@@ -30,20 +31,10 @@ def draw(feed: Feed) -> Picture:
     """Two short epochs over time; a step over the workers; what each choice does."""
     axis = Axis(LEFT, RIGHT, feed.run.end)
     bars, words = _lanes(feed.work, feed.run)
-    body = [
-        *axis.draw(WORKERS - 6, LOW),
-        *bars,
-        veil(axis, feed.moment, WORKERS - 4, LOW),
-        *words,
-        *_first_waits(feed, axis),
-        cursor(axis, feed.moment, WORKERS - 6, LOW),
-        *_labels(feed),
-        *_keys(feed),
-        *_over_workers(feed),
-        *_buys(feed),
-    ]
+    veiled, now = veil(axis, feed.moment, WORKERS - 4, LOW), cursor(axis, feed.moment, WORKERS - 6, LOW)
+    lanes = [*axis.draw(WORKERS - 6, LOW), *bars, veiled, *words, *_first_waits(feed, axis), now, *_labels(feed)]
     grip = playhead(axis, axis.seconds, WORKERS - 12, LOW, last=FRAMES)
-    return Picture(WIDTH, BELOW + 152, feed.finding, feed.describe(), tuple(body), touched=(grip,))
+    return picture(feed, BELOW + 152, lanes, _keys(feed), _over_workers(feed), _buys(feed), [grip])
 
 
 @lru_cache(maxsize=4)
@@ -115,106 +106,77 @@ def _ready(axis: Axis, done: Run, most: int) -> str:
 
 
 def _labels(feed: Feed) -> list[str]:
-    work = feed.work
-    none = "0 workers" if not work.workers else count(work.workers, "worker")
-    middle = WORKERS + WORKERS_HIGH / 2
+    work, middle = feed.work, WORKERS + WORKERS_HIGH / 2
+    pins = "nothing pinned" if not work.pinned else "thread that pins" if work.workers else "no thread pins"
+    second = Axis(LEFT, RIGHT, feed.run.end).x(feed.run.begun[1])
     body = [
-        text(MARGIN, middle, none),
+        text(MARGIN, middle, count(work.workers, "worker")),
         text(MARGIN, READY + 17, "batches ready"),
         text(MARGIN, MAIN + 17, "main process"),
-        text(
-            MARGIN,
-            PIN + 12,
-            "nothing pinned" if not work.pinned else "thread that pins" if work.workers else "no thread pins",
-            size=SMALL,
-            fill=MUTED,
-        ),
+        note(MARGIN, PIN + 12, pins),
         text(MARGIN, COPY + 14, "copies to GPU"),
         text(MARGIN, GPU + 18, f"{work.gpu} computes"),
-        text(SIDE, COPY + 14, percent(feed.copying), anchor="end", weight="bold"),
-        text(SIDE, GPU + 18, percent(feed.computing), anchor="end", weight="bold"),
-        text(LEFT, LOW + 16, "epoch 1", size=SMALL, fill=MUTED),
+        text(END, COPY + 14, percent(feed.copying), anchor="end", weight="bold"),
+        text(END, GPU + 18, percent(feed.computing), anchor="end", weight="bold"),
+        note(LEFT, LOW + 16, "epoch 1"),
+        note(second, LOW + 16, "epoch 2"),
     ]
-    x = Axis(LEFT, RIGHT, feed.run.end).x(feed.run.begun[1])
-    body.append(text(x, LOW + 16, "epoch 2", size=SMALL, fill=MUTED))
     if work.workers:
-        most = work.workers * work.prefetch
-        body.append(text(MARGIN, middle + 18, "load batches", size=SMALL, fill=MUTED))
-        body.append(text(SIDE, READY + 17, f"of {most}", size=SMALL, anchor="end", fill=MUTED))
-        body.append(text(SIDE, middle + 5, percent(feed.loading), anchor="end", weight="bold"))
+        body.append(note(MARGIN, middle + 18, "load batches"))
+        body.append(note(END, READY + 17, f"of {work.workers * work.prefetch}", anchor="end"))
+        body.append(text(END, middle + 5, percent(feed.loading), anchor="end", weight="bold"))
     else:
-        words = "none: the main process loads"
-        body.append(text(LEFT + 8, middle + 5, words, halo=True))
-        body.append(text(SIDE, MAIN + 17, percent(feed.loading + feed.pinning), anchor="end", weight="bold"))
+        body.append(text(LEFT + 8, middle + 5, "none: the main process loads", halo=True))
+        body.append(text(END, MAIN + 17, percent(feed.loading + feed.pinning), anchor="end", weight="bold"))
     if work.pinned and work.workers:
-        body.append(text(SIDE, PIN + 12, percent(feed.pinning), anchor="end", weight="bold"))
+        body.append(text(END, PIN + 12, percent(feed.pinning), anchor="end", weight="bold"))
     return body
 
 
 def _keys(feed: Feed) -> list[str]:
-    base = LOW + 57
+    base, moment = LOW + 57, duration(feed.moment) if feed.moment else 0
+    waits = (("waits for a batch", VERMILLION, True), ("waits for a copy or the GPU", YELLOW))
     return [
-        text(MARGIN, base - 21, f"at {duration(feed.moment) if feed.moment else 0}: {feed.now}", size=SMALL),
-        key(MARGIN, base, "loads", fill=SKY),
-        key(MARGIN + 78, base, "pins", fill=ORANGE),
-        key(MARGIN + 152, base, "waits for a batch", fill=VERMILLION, hatched=True),
-        key(MARGIN + 316, base, "waits for a copy or the GPU", fill=YELLOW),
-        text(SIDE, base, "busy in the long run", size=SMALL, anchor="end", fill=MUTED),
+        small(MARGIN, base - 21, f"at {moment}: {feed.now}"),
+        *keys(MARGIN, base, ("loads", SKY), ("pins", ORANGE), *waits),
+        note(END, base, "busy in the long run", anchor="end"),
     ]
 
 
 def _over_workers(feed: Feed) -> list[str]:
     """A step with each number of workers."""
-    left, right, top, low = 66.0, 370.0, BELOW + 16, BELOW + 108
-    most = max(feed.by_workers)
-    apart, unit = (right - left) / MOST_WORKERS, (low - top) / most
-
-    def place(workers: int) -> tuple[float, float]:
-        return left + workers * apart, low - feed.by_workers[workers] * unit
-
-    floor = low - feed.work.compute * unit
+    most, alone, low = max(feed.by_workers), feed.work.compute, BELOW + 108
+    plot = Plot(Scale(66.0, 370.0, 0, MOST_WORKERS), Scale(low, BELOW + 16, 0, most))
+    left, right = plot.x.start, plot.x.end + 8
+    (_, floor), (_, top) = plot.at(0, alone), plot.at(0, most)
     body = [
-        text(MARGIN, BELOW, "a step, over the number of workers (virtual)", size=SMALL, fill=MUTED),
+        note(MARGIN, BELOW, "a step, over the number of workers (virtual)"),
         line(left, top, left, low, stroke=MUTED),
-        line(left, low, right + 8, low, stroke=MUTED),
-        text(left - 8, top + 5, duration(most), size=SMALL, anchor="end", fill=MUTED),
-        line(left, floor, right + 8, floor, stroke=GREEN, width=2, dash="5 4"),
-        polyline([place(n) for n in range(MOST_WORKERS + 1)], stroke=INK, width=1.5),
+        line(left, low, right, low, stroke=MUTED),
+        note(left - 8, top + 5, duration(most), anchor="end"),
+        line(left, floor, right, floor, stroke=GREEN, width=2, dash="5 4"),
+        plot.curve(enumerate(feed.by_workers), stroke=INK, width=1.5),
+        *([note(left - 8, floor + 5, duration(alone), anchor="end")] if floor - top > 20 else []),
     ]
-    if floor - top > 20:
-        body.append(text(left - 8, floor + 5, duration(feed.work.compute), size=SMALL, anchor="end", fill=MUTED))
-    for n in range(MOST_WORKERS + 1):
-        x, y = place(n)
-        here = n == feed.work.workers
+    for n, step in enumerate(feed.by_workers):
+        (x, y), here = plot.at(n, step), n == feed.work.workers
         body.append(dot(x, y, 7 if here else 4, fill=VERMILLION if here else INK))
-        body.append(text(x, low + 18, str(n), size=SMALL, anchor="middle", weight="bold" if here else "", fill=INK))
-    body.append(text(right + 8, low + 36, feed.gains, size=SMALL, anchor="end"))
-    body.append(text(left, low + 36, "- - GPU alone", size=SMALL, fill=MUTED))
-    ground = rect(left - 14, top - 10, right - left + 28, low - top + 34, fill="transparent")
-    return [*body, draggable(ground, "num_workers", Grip("workers", left, right, 0, MOST_WORKERS))]
+        body.append(small(x, low + 18, str(n), anchor="middle", weight="bold" if here else ""))
+    body += [small(right, low + 36, feed.gains, anchor="end"), note(left, low + 36, "- - GPU alone")]
+    return [*body, draggable(grasp(*plot.box(24)), "num_workers", plot.x.grip("workers"))]
 
 
 def _buys(feed: Feed) -> list[str]:
     """What each choice does, against the same loop without it: each row is its switch."""
     left = 418.0
-    body = [text(left, BELOW, f"a step of {duration(feed.step)}: each choice alone (virtual)", size=SMALL, fill=MUTED)]
+    body = [note(left, BELOW, f"a step of {duration(feed.step)}: each choice alone (virtual)")]
     for row, change in enumerate(feed.changes):
-        base = BELOW + 25 + row * 22
-        nothing = change.nothing(feed.step)
-        weight, words = "" if nothing else "bold", change.words(feed.step)
-        drawn = (
-            rect(left - 6, base - 16, SIDE - left + 12, 22, fill=PAPER),
-            _switch(
-                left,
-                base - 5,
-                change,
-                getattr(feed.work, change.control),
-                RULE if nothing else GREEN if change.seconds < 0 else VERMILLION,
-            ),
-            text(left + 34, base, change.name, weight=weight),
-            text(SIDE, base, words, anchor="end", weight=weight),
-        )
-        body.append(clickable("".join(drawn), f"{change.name}: {words}", **{change.control: change.other}))
+        base, nothing, words = BELOW + 25 + row * 22, change.nothing(feed.step), change.words(feed.step)
+        weight, fill = "" if nothing else "bold", RULE if nothing else GREEN if change.seconds < 0 else VERMILLION
+        drawn = rect(left - 6, base - 16, END - left + 12, 22, fill=PAPER)
+        drawn += _switch(left, base - 5, change, getattr(feed.work, change.control), fill)
+        drawn += text(left + 34, base, change.name, weight=weight) + text(END, base, words, anchor="end", weight=weight)
+        body.append(clickable(drawn, f"{change.name}: {words}", **{change.control: change.other}))
     return body
 
 

@@ -8,15 +8,7 @@ from __future__ import annotations
 from virtualgpu.gpus.specs import SHOWN
 
 from ..base.simulator import Choice, Play, Simulator, Slider, State
-from .model import (
-    MOST_AT_ONCE,
-    MOST_LANES,
-    TOY,
-    WARP,
-    Contest,
-    limits,
-    simulate,
-)
+from .model import MOST_AT_ONCE, MOST_LANES, TOY, WARP, Contest, limits, simulate
 from .picture import draw
 
 

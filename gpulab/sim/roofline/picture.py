@@ -8,12 +8,11 @@ from __future__ import annotations
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, polyline, rect, shape, text, wrap
 
-from ..base.scene import Scale
+from ..base.scene import END, Plot, Scale, note, picture, pointer, small
 from ..base.touch import clickable, grasp, named, on_track
 from ..base.words import duration, many, percent
 from .model import DTYPES, Operation, Roofs, rate
 
-WIDTH, HEIGHT = 860.0, 446.0
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 556.0, 58.0, 398.0  # of the plot
 PANEL = 588.0
 INTENSITIES = Scale(LEFT, RIGHT, 0.1, 20_000.0, log=True)  # operations per byte
@@ -22,9 +21,10 @@ SIZE = {"attention": "token", "conv": "pixel"}  # what the rows are
 
 def draw(result: Roofs) -> Picture:
     """The roofs and the operations below them on the left, the operations' times on the right."""
-    rates = _rates(result)
-    body = (*_legend(result), *_axes(rates), *_roofs(result, rates), *_points(result, rates), *_panel(result))
-    return Picture(WIDTH, HEIGHT, result.finding, result.describe(), body)
+    plot = Plot(INTENSITIES, _rates(result))
+    return picture(
+        result, 446.0, _legend(result), _axes(plot), _roofs(result, plot), _points(result, plot), _panel(result)
+    )
 
 
 def _rates(result: Roofs) -> Scale:
@@ -39,33 +39,24 @@ def _legend(result: Roofs) -> list[str]:
     found = f"reached: {rate(result.reached)}, {reached.memory_gbps:,.0f} GB/s (virtual)"
     return [
         line(MARGIN, 9, MARGIN + 30, 9, stroke=MUTED, width=2, dash="6 4"),
-        text(MARGIN + 38, 14, sheet, size=SMALL),
+        small(MARGIN + 38, 14, sheet),
         line(MARGIN, 29, MARGIN + 30, 29, stroke=INK, width=3),
-        text(MARGIN + 38, 34, found, size=SMALL),
+        small(MARGIN + 38, 34, found),
     ]
 
 
-def _axes(rates: Scale) -> list[str]:
-    body = [rect(LEFT, TOP, RIGHT - LEFT, BOTTOM - TOP, stroke=RULE)]
-    for value in INTENSITIES.decades():
-        x = INTENSITIES.at(value)
-        body += [
-            line(x, TOP, x, BOTTOM, stroke=RULE),
-            text(x, BOTTOM + 17, f"{value:,g}", size=SMALL, fill=MUTED, anchor="middle"),
-        ]
-    for value in rates.decades():
-        y = rates.at(value)
-        body += [
-            line(LEFT, y, RIGHT, y, stroke=RULE),
-            text(LEFT - 7, y + 5, f"{value / 1e12:,g}", size=SMALL, fill=MUTED, anchor="end"),
-        ]
-    body.append(text(MARGIN, TOP - 6, "TFLOP/s", size=SMALL, fill=MUTED))
+def _axes(plot: Plot) -> list[str]:
     words = "intensity: operations for each byte read or written"
-    body.append(text((LEFT + RIGHT) / 2, BOTTOM + 36, words, size=SMALL, fill=MUTED, anchor="middle"))
-    return body
+    return [
+        plot.frame(),
+        *plot.x.ticks(BOTTOM, {value: f"{value:,g}" for value in plot.x.decades()}, top=TOP),
+        *plot.levels({value: f"{value / 1e12:,g}" for value in plot.y.decades()}),
+        note(MARGIN, TOP - 6, "TFLOP/s"),
+        note((LEFT + RIGHT) / 2, BOTTOM + 36, words, anchor="middle"),
+    ]
 
 
-def _roofs(result: Roofs, rates: Scale) -> list[str]:
+def _roofs(result: Roofs, plot: Plot) -> list[str]:
     body = []
     ridge = INTENSITIES.at(result.balance)
     for peak, bandwidth, stroke, width, dash in (
@@ -73,35 +64,35 @@ def _roofs(result: Roofs, rates: Scale) -> list[str]:
         (result.reached, result.rates.memory_rate, INK, 3.0, ""),
     ):
         turns = (INTENSITIES.low, peak / bandwidth, INTENSITIES.high)
-        points = [(INTENSITIES.at(x), rates.at(min(peak, x * bandwidth))) for x in turns]
-        body.append(polyline(points, stroke=stroke, width=width, dash=dash))
-    body.append(line(ridge, rates.at(result.reached), ridge, BOTTOM, stroke=MUTED, dash="2 4"))
+        points = [(x, min(peak, x * bandwidth)) for x in turns]
+        body.append(plot.curve(points, stroke=stroke, width=width, dash=dash))
+    body.append(line(ridge, plot.y.at(result.reached), ridge, BOTTOM, stroke=MUTED, dash="2 4"))
     for words, edge in (("memory-bound", LEFT), ("compute-bound", RIGHT)):
-        body.append(text((edge + ridge) / 2, BOTTOM - 44, words, size=SMALL, fill=MUTED, anchor="middle"))
+        body.append(note((edge + ridge) / 2, BOTTOM - 44, words, anchor="middle"))
     return body
 
 
-def _points(result: Roofs, rates: Scale) -> list[str]:
+def _points(result: Roofs, plot: Plot) -> list[str]:
     """A sign for each operation; the chosen one lies on its track, over all numbers of rows, and is dragged along."""
     body = []
     chosen, size = result.operation, SIZE.get(result.selected, "row")
     for op in result.operations.values():
         if op is not chosen:
-            body.append(named(_point(op, rates), f"{op.words}: {rate(op.rate)}"))
-    track = [(INTENSITIES.at(op.intensity), rates.at(op.rate), rows) for rows, op in result.by_rows.items()]
+            body.append(named(_point(op, plot), f"{op.words}: {rate(op.rate)}"))
+    track = [(*plot.at(op.intensity, op.rate), rows) for rows, op in result.by_rows.items()]
     body.append(polyline([(x, y) for x, y, _ in track], stroke=ORANGE, width=3))
-    x, y = INTENSITIES.at(chosen.intensity), rates.at(chosen.rate)
-    grip = grasp(x - 14, y - 14, 28, 28) + _point(chosen, rates, chosen=True)
+    x, y = plot.at(chosen.intensity, chosen.rate)
+    grip = grasp(x - 14, y - 14, 28, 28) + _point(chosen, plot, chosen=True)
     label = f"{size.capitalize()}s of the {chosen.words}: drag it along its line"
-    return [*body, *_label(result, rates, many(result.size, size)), on_track(grip, label, "rows", track)]
+    return [*body, *_label(result, plot.y, many(result.size, size)), on_track(grip, label, "rows", track)]
 
 
-def _point(op: Operation, rates: Scale, *, chosen: bool = False) -> str:
+def _point(op: Operation, plot: Plot, *, chosen: bool = False) -> str:
     """Its sign; on the plot's lower edge, with an arrow down, if its rate lies below."""
-    x, y = INTENSITIES.at(op.intensity), rates.at(op.rate)
-    if op.rate >= rates.low:
+    x, y = plot.at(op.intensity, op.rate)
+    if op.rate >= plot.y.low:
         return _marker(op.name, x, y, chosen=chosen)
-    return shape([(x - 6, y - 8), (x + 6, y - 8), (x, y)], fill=INK) + _marker(op.name, x, y - 18, chosen=chosen)
+    return pointer(x, y, high=8) + _marker(op.name, x, y - 18, chosen=chosen)
 
 
 def _label(result: Roofs, rates: Scale, size: str) -> list[str]:
@@ -139,17 +130,17 @@ def _corners(name: str, x: float, y: float, r: float) -> list[tuple[float, float
 
 
 def _panel(result: Roofs) -> list[str]:
-    body = [text(PANEL, 14, "the operations at these sizes (virtual)", size=SMALL, fill=MUTED)]
+    body = [note(PANEL, 14, "the operations at these sizes (virtual)")]
     for place, op in enumerate(result.operations.values()):
         top = 26 + place * 42
         chosen = op is result.operation
         outline = INK if chosen else PAPER
         row = (
-            rect(PANEL - 6, top, WIDTH - MARGIN - PANEL + 12, 40, fill=PAPER, stroke=outline, radius=4),
+            rect(PANEL - 6, top, END - PANEL + 12, 40, fill=PAPER, stroke=outline, radius=4),
             _marker(op.name, PANEL + 10, top + 20, chosen=chosen),
             text(PANEL + 28, top + 16, op.words, weight="bold" if chosen else ""),
-            text(WIDTH - MARGIN, top + 16, duration(op.seconds), anchor="end", weight="bold"),
-            text(PANEL + 28, top + 34, op.verdict, size=SMALL, fill=MUTED),
+            text(END, top + 16, duration(op.seconds), anchor="end", weight="bold"),
+            note(PANEL + 28, top + 34, op.verdict),
         )
         body.append(clickable("".join(row), f"{op.words}: {op.verdict}", op=op.name))
     return body + _times(result, 256)
@@ -157,24 +148,24 @@ def _panel(result: Roofs) -> list[str]:
 
 def _times(result: Roofs, top: float) -> list[str]:
     op = result.operation
-    body = [text(PANEL, top, f"{op.words}: what takes how long", size=SMALL, fill=MUTED)]
+    body = [note(PANEL, top, f"{op.words}: what takes how long")]
     most = max(op.arithmetic, op.memory, op.least)
     for place, (words, seconds, fill) in enumerate(
         (("arithmetic", op.arithmetic, GREEN), ("memory", op.memory, PURPLE), ("least time", op.least, RULE))
     ):
         y = top + 12 + place * 24
-        body.append(text(PANEL, y + 14, words, size=SMALL))
+        body.append(small(PANEL, y + 14, words))
         wide = 98 * seconds / most
         body.append(bar(PANEL + 84, y + 1, wide, 16, fill=fill, hatched=fill == PURPLE, stroke=INK if wide > 1 else ""))
         known = "not counted" if not op.arithmetic and words == "arithmetic" else duration(seconds)
-        body.append(text(PANEL + 90 + wide, y + 14, known, size=SMALL))
+        body.append(small(PANEL + 90 + wide, y + 14, known))
     return body + _shares(result, top + 102)
 
 
 def _shares(result: Roofs, y: float) -> list[str]:
     """The shape, and how its tiles fill the SMs."""
     op, tiling, sms = result.operation, result.operation.tiling, result.spec.sms
-    room = WIDTH - MARGIN - PANEL
+    room = END - PANEL
     words = list(wrap(op.shape, room, SMALL))
     if tiling:
         share = tiling.tiles * tiling.splits / sms
@@ -183,11 +174,11 @@ def _shares(result: Roofs, y: float) -> list[str]:
         words.append(f"{many(tiling.tiles, 'tile')}{parts} / {sms} SMs = {number}")
     elif op.kernels > 1:
         words.append(f"{op.kernels} kernels, as none is fused")
-    body = [text(PANEL, y + place * 18, words_, size=SMALL) for place, words_ in enumerate(words)]
+    body = [small(PANEL, y + place * 18, words_) for place, words_ in enumerate(words)]
     if tiling:
         y += 18 * len(words) - 8
         body.append(rect(PANEL, y, room, 12, fill=PAPER, stroke=INK))
         body.append(bar(PANEL, y, room * result.full, 12, fill=GREEN, stroke=""))
         rest = f"{many(tiling.waves, 'wave')}, {percent(result.full)} of the places filled"
-        body.append(text(PANEL, y + 28, rest, size=SMALL, fill=MUTED))
+        body.append(note(PANEL, y + 28, rest))
     return body

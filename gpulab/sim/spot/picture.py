@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, num, polyline, shape, text
+from virtualgpu.pictures.style import BLUE, GREEN, INK, ORANGE, PURPLE, RULE, SKY
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, key, length, line, num, polyline, shape
 
-from ..base.scene import Scale
+from ..base.scene import Plot, Scale, between, diamond, keys, named_bar, note, picture, pointer
 from ..base.touch import clickable, draggable, grasp
 from ..base.words import percent
 from .model import Plan
 from .result import LONGEST_INTERVAL, Run, money, span
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 860.0, 70.0, 842.0, 76.0, 296.0
+LEFT, RIGHT, TOP, BOTTOM = 70.0, 842.0, 76.0, 296.0
 POINTS = 96
 BEYOND = 2.0  # of the plot's height: what is higher is drawn there, and cut off
 MINUTES = Scale(LEFT, RIGHT, 1, LONGEST_INTERVAL, log=True)
@@ -25,18 +25,14 @@ TICKS = (1, 2, 5, 10, 20, 60, 120, 240, 480)
 
 def draw(run: Run) -> Picture:
     """The time that a run takes beside its work, over the interval between checkpoints; below it what it costs."""
-    share = Scale(BOTTOM, TOP, 0, _limit(run.best_hours / run.plan.work - 1))
-    body = [
-        text(MARGIN, 14, "time beside the work, expected (virtual):", size=SMALL, fill=MUTED),
-        *_key(318, "checkpoints", SKY),
-        *_key(440, "restarts", PURPLE),
-        *_key(540, "lost work", ORANGE, ruled=True),
-        *_grid(share),
-        *_areas(run.plan, share),
-        *_marks(run, share),
-        *_costs(run, BOTTOM + 62),
+    plot = Plot(MINUTES, Scale(BOTTOM, TOP, 0, _limit(run.best_hours / run.plan.work - 1)))
+    legend = [
+        note(MARGIN, 14, "time beside the work, expected (virtual):"),
+        *keys(318, 14, ("checkpoints", SKY), ("restarts", PURPLE)),
+        key(540, 14, "lost work", fill=ORANGE),
+        *(line(x, 3, x, 15) for x in (544, 548, 552)),
     ]
-    return Picture(WIDTH, BOTTOM + 152, run.finding, run.describe(), tuple(body))
+    return picture(run, BOTTOM + 152, legend, _grid(plot), _areas(run.plan, plot.y), _marks(run, plot.y), _costs(run))
 
 
 def _x(hours: float) -> float:
@@ -50,27 +46,16 @@ def _limit(least: float) -> float:
     return next(power * part for part in (1, 2, 5, 10) if power * part >= wanted * (1 - 1e-9))
 
 
-def _key(x: float, words: str, fill: str, *, ruled: bool = False) -> list[str]:
-    body = [bar(x, 3, 16, 12, fill=fill), text(x + 22, 14, words, size=SMALL, fill=MUTED)]
-    return body + [line(x + dx, 3, x + dx, 15) for dx in (4, 8, 12) if ruled]
-
-
-def _grid(share: Scale) -> list[str]:
-    body = []
-    parts = 4 if f"{share.high:e}".startswith("2") else 5
-    for part in range(parts + 1):
-        value = share.high * part / parts
-        y = share.at(value)
-        body.append(line(LEFT, y, RIGHT, y, stroke=RULE if part else MUTED))
-        words = f"{100 * value:,.3g}%" if share.high < 10 else f"{100 * value:,.0f}%"
-        body.append(text(LEFT - 8, y + 5, words, size=SMALL, anchor="end", fill=MUTED))
-    for minutes in TICKS:
-        at = MINUTES.at(minutes)
-        body.append(line(at, BOTTOM, at, BOTTOM + 5, stroke=MUTED))
-        words = span(minutes / 60) if minutes < 60 else f"{minutes // 60} h"
-        body.append(text(at, BOTTOM + 19, words, size=SMALL, anchor="middle", fill=MUTED))
-    words = "work between two checkpoints"
-    return [*body, text(RIGHT, BOTTOM + 37, words, size=SMALL, anchor="end", fill=MUTED)]
+def _grid(plot: Plot) -> list[str]:
+    most = plot.y.high
+    parts = 4 if f"{most:e}".startswith("2") else 5
+    shares = [most * part / parts for part in range(parts + 1)]
+    return [
+        *plot.levels({share: f"{100 * share:,.3g}%" if most < 10 else f"{100 * share:,.0f}%" for share in shares}),
+        plot.floor(),
+        *MINUTES.ticks(BOTTOM, {at: span(at / 60) if at < 60 else f"{at // 60} h" for at in TICKS}),
+        note(RIGHT, BOTTOM + 37, "work between two checkpoints", anchor="end"),
+    ]
 
 
 def _areas(plan: Plan, share: Scale) -> list[str]:
@@ -103,18 +88,15 @@ def _marks(run: Run, share: Scale) -> list[str]:
     words = f"best: {span(run.advised)}{' = √(2 · checkpoint · between)' * run.by_formula}, {_more(best)}"
     target = [
         line(middle, 60, middle, high, stroke=INK, width=1.5, dash="4 3"),
-        shape([(middle - 8, high), (middle, high - 8), (middle + 8, high), (middle, high + 8)], fill=GREEN),
+        diamond(middle, high, fill=GREEN),
         _label(middle, 56, words, clear_of=at),
     ]
-    spread, top = run.spread / work, TOP
+    spread = run.spread / work
     words = f"every {span(run.interval)}: {_more(here)}"
-    grip = [
-        grasp(at - 12, 22, 24, BOTTOM - 22),
-        line(at, 40, at, BOTTOM, stroke=BLUE, width=3),
-    ]
+    grip = [grasp(at - 12, 22, 24, BOTTOM - 22), line(at, 40, at, BOTTOM, stroke=BLUE, width=3)]
     if here > share.high:
         words += ", off the top"
-        grip.append(shape([(at - 9, top + 9), (at + 9, top + 9), (at, top - 7)], fill=BLUE))
+        grip.append(pointer(at, TOP - 7, fill=BLUE, half=9, high=-16))
     else:
         words += f", single runs ± {span(run.spread)}"
         low, high = share.at(here - spread), share.at(here + spread)
@@ -134,31 +116,22 @@ def _label(at: float, y: float, words: str, weight: str = "", clear_of: float | 
     if clear_of is not None and abs(at - clear_of) < half + 8:
         left, right = clear_of - half - 8, clear_of + half + 8
         at = left if left - half > LEFT and (at < clear_of or right + half > RIGHT) else right
-    at = min(max(at, LEFT + half), RIGHT - half)
-    return text(at, y, words, size=SMALL, anchor="middle", weight=weight, halo=True)
+    return between(LEFT, RIGHT, at, y, words, size=SMALL, weight=weight)
 
 
-def _costs(run: Run, top: float) -> list[str]:
+def _costs(run: Run) -> list[str]:
     """Three bars, none longer than twice the other two."""
     most = 2 * max(run.cost_on_demand, run.advised_cost)
     unit = 420 / min(most, max(run.cost, run.cost_on_demand, run.advised_cost))
+    rows = (
+        ("on demand", run.cost_on_demand, RULE),
+        (f"spot, every {span(run.interval)}", run.cost, BLUE),
+        (f"spot, every {span(run.advised)} (best)", run.advised_cost, GREEN),
+    )
     body = []
-    for row, (words, cost, fill) in enumerate(
-        (
-            ("on demand", run.cost_on_demand, RULE),
-            (f"spot, every {span(run.interval)}", run.cost, BLUE),
-            (f"spot, every {span(run.advised)} (best)", run.advised_cost, GREEN),
-        )
-    ):
-        y, wide = top + 28 * row, min(cost, most) * unit
+    for row, (words, cost, fill) in enumerate(rows):
         amount = money(cost) + (" …" if cost > most else "")
-        drawn = (
-            text(MARGIN, y + 15, words)
-            + bar(236, y, wide, 20, fill=fill)
-            + text(246 + wide, y + 15, amount, weight="bold")
-        )
-        if fill == GREEN:
-            minutes = min(max(round(60 * run.advised), 1), LONGEST_INTERVAL)
-            drawn = clickable(drawn, f"Checkpoint every {span(run.advised)}, the best", interval=minutes)
-        body.append(drawn)
-    return body
+        body.append(named_bar(236, BOTTOM + 77 + 28 * row, words, [(min(cost, most) * unit, fill, False)], amount))
+    minutes = min(max(round(60 * run.advised), 1), LONGEST_INTERVAL)
+    best = clickable(body.pop(), f"Checkpoint every {span(run.advised)}, the best", interval=minutes)
+    return [*body, best]

@@ -6,13 +6,7 @@ The controls; the numbers come from `model`, `picture` draws them.
 from __future__ import annotations
 
 from ..base.simulator import Choice, Flag, Play, Simulator, Slider, State
-from .model import (
-    FRAMES,
-    PRECISION_WORDS,
-    Step,
-    limits,
-    simulate,
-)
+from .model import FRAMES, PRECISION_WORDS, Step, limits, simulate
 from .picture import draw
 
 

@@ -5,39 +5,48 @@ Above, the layers at one moment; below, the whole step, and how much each number
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import groupby
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, line, num, polyline, rect, shape, text
-
-from ..base.lanes import Axis, cursor, playhead, round_step
-from ..base.touch import Grip, draggable
-from ..base.words import duration, percent, size
-from .model import (
-    CATEGORIES,
-    FRAMES,
-    Step,
-    in_last,
-    kept,
-    now_alive,
-    since,
+from virtualgpu.pictures.svg import (
+    MARGIN,
+    SMALL,
+    Live,
+    Picture,
+    bar,
+    key,
+    length,
+    line,
+    num,
+    polyline,
+    rect,
+    shape,
+    text,
 )
 
-WIDTH, HEIGHT = 860.0, 452.0
+from ..base.lanes import Axis, blocks, cursor, playhead, round_step
+from ..base.scene import END, Plot, Scale, between, keys, note, picture, pointer, small
+from ..base.touch import Grip, draggable, grasp
+from ..base.words import duration, percent, size
+from .model import CATEGORIES, FRAMES, Step, in_last, kept, now_alive, since
+
 STRIP, STRIP_HIGH = 26.0, 38.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 600.0, 128.0, 356.0  # of the curve
 PANEL = 640.0
 BASE, HIGH = BOTTOM + 26, 66.0  # of the bars in the panel
 COLUMNS = 220  # of the curve at most
 STROKE = 7.0  # from one stroke of a hatched part to the next
+Column = tuple[float, tuple[int, ...]]  # where it ends, and its bytes by category
 FILLS = dict(zip(CATEGORIES, (SKY, RULE, GREEN, ORANGE, PURPLE, YELLOW), strict=True))
 
 
 def draw(step: Step) -> Picture:
     """The layers at the moment, the curve over the step, the bytes at the moment, the choice of segments."""
-    body = (*_layers(step), *_curve(step), *_now(step), *_choice(step))
     grip = playhead(_axis(step), step.seconds, TOP - 8, BOTTOM + 16, last=FRAMES)
-    return Picture(WIDTH, HEIGHT, step.finding, step.describe(), body, touched=(grip, *_bars_as_grip(step)))
+    living = [grip, *_bars_as_grip(step)]
+    return picture(step, 452.0, _layers(step), _curve(step), _now(step), _choice(step), living)
 
 
 def _axis(step: Step) -> Axis:
@@ -47,12 +56,9 @@ def _axis(step: Step) -> Axis:
 def _layers(step: Step) -> list[str]:
     now = step.moment
     found = [text(MARGIN, 14, f"the layers at {since(now.start)}: {now.words}", weight="bold")]
-    found += [
-        key(560, 14, "input", fill=ORANGE),
-        key(640, 14, "what it keeps inside", fill=PURPLE, hatched=True),
-    ]
+    found += keys(560, 14, ("input", ORANGE), ("what it keeps inside", PURPLE, True))
     gap = 6.0 if len(step.segments) < 30 else 2.0
-    wide = (WIDTH - 2 * MARGIN - 8 - gap * len(step.segments)) / step.sizes.layers
+    wide = (END - MARGIN - 8 - gap * len(step.segments)) / step.sizes.layers
     thin = min(6.0, wide / 3)
     x = MARGIN
     for layers, again in zip(step.segments, step.again, strict=True):
@@ -72,7 +78,7 @@ def _layers(step: Step) -> list[str]:
         words = next((w for w in (words, "again" if again else "kept", "") if length(w, SMALL) < x - start), "")
         if words:
             middle = (start + x) / 2
-            found.append(text(middle, STRIP + STRIP_HIGH + 24, words, size=SMALL, fill=MUTED, anchor="middle"))
+            found.append(note(middle, STRIP + STRIP_HIGH + 24, words, anchor="middle"))
         x += gap
     if step.state[-1].input:
         found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=INK))
@@ -87,36 +93,27 @@ def _pointer(x: float, kind: str) -> str:
     return shape(under, fill=PAPER) + shape(corners, fill=INK)
 
 
-def _columns(step: Step) -> Iterator[tuple[float, float, tuple[int, ...]]]:
-    """Start, end and bytes by category along the curve: all moments, or the fullest of those in a column."""
-    scale = (RIGHT - LEFT) / step.seconds
-    if len(step.moments) <= COLUMNS:
-        for moment in step.moments:
-            yield LEFT + moment.start * scale, LEFT + (moment.start + moment.seconds) * scale, moment[4:]
-        return
-    each = -(-len(step.moments) // COLUMNS)
+def _columns(step: Step) -> Iterator[Column]:
+    """The curve: all moments, or the fullest of those in a column."""
+    axis, each = _axis(step), -(-len(step.moments) // COLUMNS)
     for first in range(0, len(step.moments), each):
         some = step.moments[first : first + each]
-        end = some[-1].start + some[-1].seconds
-        yield LEFT + some[0].start * scale, LEFT + end * scale, max((m[4:] for m in some), key=sum)
+        yield axis.x(some[-1].start + some[-1].seconds), max((moment[4:] for moment in some), key=sum)
 
 
 def _curve(step: Step) -> list[str]:
     most = max(step.plain_peak, step.peak.total) * 1.08
     high = (BOTTOM - TOP) / most
     columns = list(_columns(step))
-    found = [text(MARGIN, TOP - 10, "memory, GiB (virtual)", size=SMALL, fill=MUTED)]
-    tick = round_step(most / 2**30 / 6)
-    level = 0.0
-    while level * 2**30 < most:
-        y = BOTTOM - level * 2**30 * high
-        found.append(line(LEFT, y, RIGHT, y, stroke=RULE))
-        found.append(text(LEFT - 7, y + 5, f"{level:.3g}", size=SMALL, fill=MUTED, anchor="end"))
-        level += tick
+    found = [note(MARGIN, TOP - 10, "memory, GiB (virtual)")]
+    apart = round_step(most / 2**30 / 6)
+    levels = [apart * mark for mark in range(math.ceil(most / 2**30 / apart))]
+    plot = Plot(Scale(LEFT, RIGHT, 0, step.seconds), Scale(BOTTOM, TOP, 0, most / 2**30))
+    found += plot.levels({level: f"{level:.3g}" for level in levels})
     for upto in range(len(CATEGORIES), 0, -1):  # each over the one before, so that only its own part is seen
         path = f"M{num(LEFT)} {num(BOTTOM)}"
         before = ""
-        for _, end, alive in columns:
+        for end, alive in columns:
             at = num(BOTTOM - sum(alive[:upto]) * high)
             path += f"V{at}H{num(end)}" if at != before else f"H{num(end)}"
             before = at
@@ -126,11 +123,11 @@ def _curve(step: Step) -> list[str]:
     return [*found, _strokes(columns, high), *_marks(step, high), *_phases(step)]
 
 
-def _strokes(columns: list[tuple[float, float, tuple[int, ...]]], high: float) -> str:
+def _strokes(columns: list[Column], high: float) -> str:
     """A second sign beside the colour of what layers keep inside."""
     below = CATEGORIES.index("inside layers")
     path, x = "", LEFT + STROKE
-    for _, end, alive in columns:
+    for end, alive in columns:
         while x < end:
             if alive[below]:
                 low, top = (BOTTOM - sum(alive[:upto]) * high for upto in (below, below + 1))
@@ -141,49 +138,32 @@ def _strokes(columns: list[tuple[float, float, tuple[int, ...]]], high: float) -
 
 def _marks(step: Step, high: float) -> list[str]:
     """The peak, the peak without checkpointing, and the moment that is looked at."""
-    scale = (RIGHT - LEFT) / step.seconds
-    x = LEFT + (step.peak.start + step.peak.seconds / 2) * scale
+    x = _axis(step).x(step.peak.start + step.peak.seconds / 2)
     y, plain = BOTTOM - step.peak.total * high, BOTTOM - step.plain_peak * high
-    words = f"peak {size(step.peak.total)}"
-    half = length(words, bold=True) / 2
-    at = min(max(x, LEFT + half), RIGHT - half)
     found = [
         # it moves with the slider, also within a layer's pass
         cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, BOTTOM + 14),
-        shape([(x - 5, y - 9), (x + 5, y - 9), (x, y - 1)], fill=INK),
+        pointer(x, y - 1, half=5, high=8),
     ]
     if y - plain > 44:
         found.append(line(LEFT, plain, RIGHT, plain, stroke=INK, width=1.5, dash="6 4"))
         without = f"without checkpointing {size(step.plain_peak)}"
-        found.append(text(RIGHT - 4, plain - 6, without, size=SMALL, anchor="end", halo=True))
-    found.append(text(at, y - 12, words, weight="bold", anchor="middle", halo=True))
-    return found
+        found.append(small(RIGHT - 4, plain - 6, without, anchor="end", halo=True))
+    return [*found, between(LEFT, RIGHT, x, y - 12, f"peak {size(step.peak.total)}", weight="bold")]
 
 
 def _phases(step: Step) -> list[str]:
     """A band under the curve: backward in half its height, what is computed again in all of it."""
-    scale = (RIGHT - LEFT) / step.seconds
     found = [rect(LEFT, BOTTOM + 4, RIGHT - LEFT, 10, stroke=MUTED)]
+    runs = [(kind, list(run)) for kind, run in groupby(step.moments, key=lambda moment: moment.kind)]
     for kind, fill, high in (("recompute", VERMILLION, 10.0), ("backward", MUTED, 5.0)):
-        runs: list[list[float]] = []
-        for moment in step.moments:
-            if moment.kind == kind:
-                if runs and abs(runs[-1][1] - moment.start) < step.seconds * 1e-9:
-                    runs[-1][1] = moment.start + moment.seconds
-                else:
-                    runs.append([moment.start, moment.start + moment.seconds])
-        path = "".join(
-            f"M{num(LEFT + start * scale)} {num(BOTTOM + 14)}v-{num(high)}H{num(LEFT + end * scale)}v{num(high)}z"
-            for start, end in runs
-        )
-        if path:
-            found.append(f'<path d="{path}" fill="{fill}"/>')
+        stretches = [(run[0].start, run[-1].start + run[-1].seconds) for what, run in runs if what == kind]
+        found.append(blocks(_axis(step), stretches, BOTTOM + 14 - high, high, fill=fill))
+    again = ("computed again (high)", VERMILLION)
     found += [
-        text(LEFT, BOTTOM + 33, "0", size=SMALL, fill=MUTED, anchor="middle"),
-        text(RIGHT, BOTTOM + 33, duration(step.seconds), size=SMALL, fill=MUTED, anchor="end"),
-        key(LEFT + 40, BOTTOM + 33, "forward", fill=PAPER),
-        key(LEFT + 140, BOTTOM + 33, "backward (low)", fill=MUTED),
-        key(LEFT + 290, BOTTOM + 33, "computed again (high)", fill=VERMILLION),
+        note(LEFT, BOTTOM + 33, "0", anchor="middle"),
+        note(RIGHT, BOTTOM + 33, duration(step.seconds), anchor="end"),
+        *keys(LEFT + 40, BOTTOM + 33, ("forward", PAPER), ("backward (low)", MUTED), again),
     ]
     extra = f"computed again: {step.recomputed} of {step.sizes.layers} layers, {percent(step.extra)} more compute"
     why = "The last segment stays, as backward begins with it and needs it at once."
@@ -191,25 +171,25 @@ def _phases(step: Step) -> list[str]:
         why = "Every layer keeps its inside until its backward pass."
     elif step.again[-1]:
         why = "The last segment goes and comes back at once: backward begins with it."
-    found += [text(LEFT, BOTTOM + 54, extra, size=SMALL), text(LEFT, BOTTOM + 72, why, size=SMALL)]
+    found += [small(LEFT, BOTTOM + 54, extra), small(LEFT, BOTTOM + 72, why)]
     if step.jump:
         now, before = (in_last(step.sizes.layers, number) for number in (step.jump, step.jump - 1))
         words = f"From {step.jump - 1} to {step.jump} segments more is kept: the last has {now} layers, not {before}."
-        found.append(text(LEFT, BOTTOM + 90, words, size=SMALL))
+        found.append(small(LEFT, BOTTOM + 90, words))
     return found
 
 
 def _now(step: Step) -> list[str]:
-    found = [text(PANEL, TOP - 10, f"at {since(step.moment.start)} (virtual)", size=SMALL, fill=MUTED)]
+    found = [note(PANEL, TOP - 10, f"at {since(step.moment.start)} (virtual)")]
     y = TOP + 10
     for name, value in reversed(now_alive(step.moment)):  # as they lie upon one another
         words = "weights, copies" if name == "weights" and step.sizes.copies else name
         found.append(key(PANEL, y, words, fill=FILLS[name], hatched=name == "inside layers"))
-        found.append(text(WIDTH - MARGIN, y, size(value), size=SMALL, anchor="end"))
+        found.append(small(END, y, size(value), anchor="end"))
         y += 21
-    found.append(line(PANEL, y - 13, WIDTH - MARGIN, y - 13, stroke=MUTED))
+    found.append(line(PANEL, y - 13, END, y - 13, stroke=MUTED))
     found.append(text(PANEL, y + 4, "total", weight="bold"))
-    found.append(text(WIDTH - MARGIN, y + 4, size(step.moment.total), weight="bold", anchor="end"))
+    found.append(text(END, y + 4, size(step.moment.total), weight="bold", anchor="end"))
     return found
 
 
@@ -218,7 +198,7 @@ def _choice(step: Step) -> list[str]:
     sizes, chosen = step.sizes, len(step.segments)
     most = sizes.layers * sizes.interior
     wide = min(_pitch(step) - (1 if _pitch(step) > 3 else 0), 40)
-    found = [text(PANEL, BASE - HIGH - 18, "activations kept, by segments", size=SMALL, fill=MUTED)]
+    found = [note(PANEL, BASE - HIGH - 18, "activations kept, by segments")]
 
     def place(number: int) -> tuple[float, float]:
         """The middle of a bar's upper edge."""
@@ -229,24 +209,23 @@ def _choice(step: Step) -> list[str]:
         fill, edge = (INK, INK) if picked else (RULE, "")
         found.append(rect(x - wide / 2, y, wide, BASE - y, fill=fill, stroke=edge))
     x, y = place(step.best)
-    found.append(shape([(x - 5, y - 12), (x + 5, y - 12), (x, y - 3)], fill=INK))
+    found.append(pointer(x, y - 3, half=5, high=9))
     if step.jump:
         (before, low), (x, y) = place(step.jump - 1), place(step.jump)
-        half = length(words := f"{step.jump - 1} → {step.jump}", SMALL) / 2
         found.append(polyline([(before, low - 3), (before, y - 3), (x, y - 3)], stroke=VERMILLION, width=2.5))
-        found.append(text(min(x, WIDTH - MARGIN - half), y - 8, words, size=SMALL, anchor="middle", halo=True))
+        found.append(between(PANEL, END, x, y - 8, f"{step.jump - 1} → {step.jump}", size=SMALL))
     best = f"▼ least, {step.best}: {size(kept(sizes, step.best))}"
     return [
         *found,
-        text(PANEL, BASE + 19, f"now {chosen}: {size(kept(sizes, chosen))}", size=SMALL, weight="bold"),
-        text(PANEL, BASE + 37, best, size=SMALL),
-        text(PANEL, BASE + 55, f"√(L·interior/boundary): {step.formula:.1f}", size=SMALL),
+        small(PANEL, BASE + 19, f"now {chosen}: {size(kept(sizes, chosen))}", weight="bold"),
+        small(PANEL, BASE + 37, best),
+        small(PANEL, BASE + 55, f"√(L·interior/boundary): {step.formula:.1f}"),
     ]
 
 
 def _pitch(step: Step) -> float:
     """From one bar of `_choice` to the next."""
-    return (WIDTH - MARGIN - PANEL) / step.sizes.layers
+    return (END - PANEL) / step.sizes.layers
 
 
 def _middle(step: Step, segments: int) -> float:
@@ -257,5 +236,5 @@ def _bars_as_grip(step: Step) -> list[str]:
     """The bars choose the number of segments: that under the pointer."""
     if (layers := step.sizes.layers) == 1:
         return []
-    ground = rect(PANEL - 4, BASE - HIGH - 12, WIDTH - MARGIN - PANEL + 8, HIGH + 16, fill="transparent")
-    return [draggable(ground, "Segments", Grip("segments", _middle(step, 1), _middle(step, layers), 1, layers))]
+    ground = grasp(PANEL - 4, BASE - HIGH - 12, END - PANEL + 8, HIGH + 16)
+    return [Live(draggable(ground, "Segments", Grip("segments", _middle(step, 1), _middle(step, layers), 1, layers)))]

@@ -16,18 +16,7 @@ from virtualgpu.memory.blocks import STEP, Block
 from virtualgpu.memory.caching import CachingAllocator
 from virtualgpu.memory.out_of_memory import OutOfMemory
 
-from .model import (
-    BYTES,
-    GPUS,
-    PARAMETERS,
-    SHAPES,
-    Command,
-    Held,
-    Line,
-    Outcome,
-    link_of,
-    rates_over,
-)
+from .model import BYTES, GPUS, PARAMETERS, SHAPES, Command, Held, Line, Outcome, link_of, rates_over
 
 CONTEXT_BYTES = 300 << 20  # as the virtual GPU's
 

@@ -10,7 +10,7 @@ BANK = Bank("memory_profiler", object_name="profile_forward")
 WARM_UP, MEASURED = "model(inputs)  # its", "memory_allocated(device)\n            output = model(inputs)"
 BEFORE, KEPT = 'source = "allocator"', "kept_bytes = torch.cuda.memory_allocated(device) - before"
 PEAK, WAIT = "max_memory_allocated(device) - before", "torch.cuda.synchronize(device)\n        kept_bytes"
-CPU_MODE, GPU_MODE = "), torch.set_grad_enabled(grad):", "with torch.set_grad_enabled(grad):\n            model"
+CPU_MODE, GPU_MODE = "hooks, torch.set_grad_enabled(grad):", "with torch.set_grad_enabled(grad):\n            model"
 KNOWN, NEW, TOTAL = "*model.parameters(), *model.buffers(), inputs]", "= storage.nbytes()", "sum(storages.values())"
 STORE, PACKED, ON_CPU = "storages[storage.data_ptr()] = ", "return tensor.detach()", 'device.type == "cpu"'
 LINE, RETURN = "{kept_mib:.2f} MiB kept ({source})", 'return {"source"'
@@ -83,16 +83,16 @@ BANK.mistakes(
      (add(f"start = {RESERVED}", before="reset_peak"), change(KEPT, f"kept_bytes = {RESERVED} - start"))),
     ("the pass ran under no_grad though grad is True",
      "without gradients nothing is kept for backward, so only the output counts: no_grad belongs where grad is False",
-     change(GPU_MODE, "with torch.no_grad():\n            model"), change(CPU_MODE, "), torch.no_grad():")),
+     change(GPU_MODE, "with torch.no_grad():\n            model"), change(CPU_MODE, "hooks, torch.no_grad():")),
     ("the pass ran under no_grad, as its caller does, though grad is True",
      "a nullcontext leaves the mode as it is: torch.set_grad_enabled(grad) sets it also where the caller has switched "
-     "gradients off", change(GPU_MODE, f"with {IN_MODE}:\n            model"), change(CPU_MODE, f"), {IN_MODE}:")),
+     "gradients off", change(GPU_MODE, f"with {IN_MODE}:\n            model"), change(CPU_MODE, f"hooks, {IN_MODE}:")),
     ("the pass kept a graph though grad is False", "with grad=False the pass runs under torch.no_grad()",
-     change(GPU_MODE, "with torch.enable_grad():\n            model"), change(CPU_MODE, "), torch.enable_grad():")),
+     change(GPU_MODE, "with torch.enable_grad():\n            model"), change(CPU_MODE, "hooks, torch.enable_grad():")),
     ("the pass ran in another mode than the model's",
      "eval() switches dropout off, and its mask and output go: measure the model as the caller has it",
      (change(WARM_UP, f"{MODES}; model.eval(); {WARM_UP}"), change(WAIT, f"{BACK}\n        {WAIT}")),
-     (add(f"{MODES}; model.eval()", before="with torch.autograd"), add(BACK, after="pack(output)"))),
+     (add(f"{MODES}; model.eval()", before="hooks = torch.autograd"), add(BACK, after="pack(output)"))),
     ("the first pass is measured, with what only a first pass takes",
      "a workspace that cuBLAS takes once and keeps is in it: run a pass before the one you measure", drop(WARM_UP)),
     ("peak_mib is that of the warm-up", "reset the peak after the warm-up, just before the pass that you measure",
@@ -155,7 +155,7 @@ BANK.mistakes(
      change('"estimate", None', '"estimate", 0'), add("peak_bytes = kept_bytes", after=TOTAL)),
     ("the inputs are counted as kept by the pass", "they were there before and belong to the caller: leave out their "
      "whole storage, of which they may be a part",
-     change(", inputs]}", "]}"), change(KNOWN + "}", KNOWN[:-9] + "]} | {inputs.data_ptr()}")),
+     change(", inputs]", "]"), (change(", inputs]", "]"), change("in before}", "in before} | {inputs.data_ptr()}"))),
     ("parameters, buffers and inputs are counted as kept by the pass",
      "autograd saves them for backward, but they were there before: leave their storages out", change(KNOWN, "]")),
     ("parameters or buffers are counted as kept by the pass",

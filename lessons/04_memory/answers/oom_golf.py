@@ -58,7 +58,7 @@ BANK.mistakes(
      change("return alive", "return alive and []")),
     ("the request succeeds: nothing is on the GPU", "tensors belong on device='cuda'",
      (change('device="cuda")', 'device="cpu")'), change(LOOP, "for _ in range(2):"),
-      change("2 * 2**30, 2", "2**21, 2"))),
+      change("large = 2 * 2**30", "large = 2**21"))),
     ("the request succeeds: it fits into one free block",
      "what is free beside a live block must be smaller than 2 GiB, before it and after it",
      (change("2 * 2**30", "14 * 2**30"), drop("fillers.append"))),

@@ -170,7 +170,7 @@ def draw(edge: Scene) -> Job:
 
 STAY = "autocast rounds copies of the weights for the forward pass; weights, gradients and states stay as they are"
 MISTAKES = [
-    *((of, f"{of} is in MiB, not in bytes", "the docstring asks for bytes", lambda j, of=of: j.right[of] / 2**20)
+    *((of, f"{of} is in MiB, not in bytes", "the exercise asks for bytes", lambda j, of=of: j.right[of] / 2**20)
       for of in ("weights", "activations")),
     *(row for of in ("weights", "gradients", "optimizer_state") for row in (
         (of, f"{of}: tied weights are counted twice",
@@ -220,7 +220,7 @@ MISTAKES = [
     ("optimizer_state", "the gradients are counted as optimizer state",
      "they have a bucket of their own: Adam's state are two tensors for each parameter",
      lambda j: (j.states + 1) * j.right["gradients"]),
-    ("optimizer_state", "Adam's step counters are counted", "the docstring leaves them out, 4 bytes for each parameter",
+    ("optimizer_state", "Adam's step counters are counted", "the exercise leaves them out, 4 bytes for each parameter",
      lambda j: j.right["optimizer_state"] + 2 * len(j.parameters["optimizer_state"]) * (j.optimizer == "adamw")),
     ("activations", "no activations are predicted",
      "a pass that backward can follow keeps some: under no_grad nothing is kept, and on meta no storage has an address",
@@ -281,7 +281,7 @@ MISTAKES = [
      "pass where the model is", lambda j: j.others["on the CPU"] if j.device == "cuda" else j.step.kept),
 ]  # fmt: skip
 CLAUSES: list[Clause[Job]] = [
-    Clause('"weights" the parameters', "weights", "weights is not what the parameters take",
+    Clause('"weights": the parameters', "weights", "weights is not what the parameters take",
            "each storage once, whatever its dtype, and frozen or not"),
     Clause("the buffers, also those that state_dict() leaves out", "buffers", "buffers is not what the buffers take",
            "each storage once, in its own dtype"),

@@ -187,7 +187,7 @@ BANK.mistakes(
     ("get_scale() tells the first scale for ever",
      "the scale of now is asked for: one attribute, which update() changes",
      (change(f"        {SAID}", "        return self.at_first"),
-      add("self.at_first = float(init_scale)", before="self.growth_interval, self.good = growth"))),
+      add("self.at_first = float(init_scale)", before="self.current, self.growth_factor = float"))),
     ("get_scale() returns no float, or not the scale", "the number that the loss is multiplied by: .item() of a tensor",
      *(change(f"        {SAID}", f"        {instead}")
        for instead in ("return torch.tensor(self.current)", "return 1 / self.current", "self.current"))),

@@ -8,7 +8,7 @@ MS, SKIPPED, LOSSES = "milliseconds(start, now()) / steps", "warm_up + steps - l
 COPY, FIRST = "copy.deepcopy(first)", "first = make_model()"
 EVENT = """        if not on_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # the GPU notes the time when it comes to it in the queue
+        event = torch.cuda.Event(enable_timing=True)  # the GPU notes the time, in its queue
         event.record()
         return event"""
 UNTIMED = change(EVENT, "        return time.perf_counter()"), change(MS, "(now() - start) * 1000 / steps")

@@ -52,7 +52,7 @@ CLAUSES = [
          "calls unscale_ unless that was done since the last update", ORDER,
          "the optimizer steps with other gradients than the true ones",
          "divided once; and what the caller makes of them after unscale_ is what it steps with"),
-        ([SAID], "get_scale() the scale, a float", SCALER,
+        ([SAID], "get_scale(): the scale, a float", SCALER,
          "get_scale() is not the scale, as a float", "from one update() to the next it stays"),
     )
 ]  # fmt: skip

@@ -8,7 +8,8 @@ BEFORE, AFTER = "    torch.cuda.synchronize()\n    while", "step(batch)\n       
 NEXT = "        try:\n            batch = next(iterator)\n        except StopIteration:\n            break\n"
 MEANS, OF_ALL = "waiting / len(timed), stepping / len(timed)", "waiting / (waiting + stepping)"
 RETURN, END = f"return {MEANS}, {OF_ALL}", "except StopIteration:\n            break"
-CHECK = '        raise ValueError(f"no step can be timed: warm_up is {warm_up}, and there were {len(times)} batches")'
+CHECK = """        there = f"warm_up is {warm_up}, and there were {len(times)} batches"
+        raise ValueError(f"no step can be timed: {there}")"""
 LEFT_OUT = (change("times) < warm_up + batches", "times) < batches"), change("times[warm_up:]", "times"))
 
 
@@ -157,7 +158,7 @@ BANK.mistakes(
      change(RETURN, 'return {"waiting": waiting / len(timed), "stepping": stepping / len(timed)}')),
     ("where no step is timed the division fails",
      "that error says nothing of loader or warm_up: raise a ValueError that names warm_up",
-     (drop("if not timed:"), drop("raise ValueError"))),
+     (drop("if not timed:"), change(CHECK, ""))),
     ("where no step is timed a share comes back all the same",
      "0 would say that nobody waits: raise a ValueError that names warm_up", change(CHECK, "        return 0.0, 0.0, 0.0")),
     ("the ValueError does not name warm_up", "the caller must know what to make smaller",

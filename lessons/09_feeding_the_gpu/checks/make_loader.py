@@ -56,7 +56,7 @@ CLAUSES = [
         ([SHARE], "no rank has more than its part, rounded up", "in evaluation one rank has more than its part", ""),
         ([EVALUATED], "in batches of batch_size samples", "in evaluation the batches have other sizes",
          "batch_size is that of one rank; only the last batch may be smaller"),
-        ([DEFAULTS], "train whether it is for training, or for evaluation",
+        ([DEFAULTS], "train: whether it is for training, or for evaluation",
          "called with the first three arguments it gives another loader", "the signature has the defaults"),
     )
 ]  # fmt: skip

@@ -9,7 +9,7 @@ IN_STEPS, IN_WAIT, LONG = "begin < span[1] and span[0] < end", "a <= start <= b"
 PARTS, FROM = "max(0, min(stop, b) - max(start, a)) for a, b in loads", "gaps, done = [], begin"
 MORE, TIMES = f"if sum(stop - start for start, stop in gaps) {LONG}:", "sum(stop - start for start, stop, _ in runs)"
 LOADING, RETURN = "loading > 0.5 * (stop - start)", "return max(lost, key=lost.get)"
-KIND = f'"input" if {LOADING} else "waits" if waiting else "launches"'
+KIND = '"input" if loads_most else "waits" if waiting else "launches"'
 COMPUTE, OF_RUNS = "flops / peak_flops > moved / peak_bandwidth", "for _, _, e in runs)"
 WORD = f'return "compute" if {COMPUTE} else "bandwidth"'
 WINDOW = "min(span[0] for span in steps), max(span[1] for span in steps)"
@@ -47,7 +47,7 @@ BANK.mistakes(
     ("kernels that lack their FLOPs or their bytes are left out", "what a norm moves takes its time too: no if",
      change(OF_RUNS, 'for _, _, e in runs if len(e["args"].keys() & {"flops", "bytes"}) == 2)')),
     ("the events are taken as they stand in the file", "a file is in no order: sort the kernels by ts",
-     change("key=lambda span: span[0])", "key=lambda span: 0)")),
+     change("key=lambda span: span[0]", "key=lambda span: 0")),
     ("loads are looked for by the whole name of one kind of loader",
      'with workers it is _MultiProcessingDataLoaderIter: ask for "DataLoader" in the name',
      change('if "DataLoader" in e["name"]', 'if "_SingleProcessDataLoaderIter" in e["name"]')),
@@ -124,7 +124,7 @@ BANK.mistakes(
 BANK.mistakes(
     ("a gap in which the host loads is put down to another thing",
      "ask for the loader first: what the gap begins in does not matter where the host loads for most of it",
-     change(KIND, '"waits" if waiting else "input" if loading > 0.5 * (stop - start) else "launches"'),
+     change(KIND, '"waits" if waiting else "input" if loads_most else "launches"'),
      change(KIND, '"waits" if waiting else "launches"')),
     ("a job that waits for its own results is called launch-bound",
      "behind a wait the queue is empty, however fast the host launches: a gap that begins in a wait is the wait's",

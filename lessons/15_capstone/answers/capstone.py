@@ -82,7 +82,7 @@ for name, old, new, summary, likely in (
      "main() does not return its losses by epoch", "of each epoch"),
     ("half_the_updates", "accumulate)\n        losses", "2 * accumulate)\n        losses",
      "main() makes another number of updates than it is asked for", "each of them one window"),
-    ("another_warm_up", "(update + 1) / 4", "(update + 1) / 400", "main() ends with another learning rate", "four updates"),
+    ("another_warm_up", "(done + 1) / 4", "(done + 1) / 400", "main() ends with another learning rate", "four updates"),
     ("twice_as_deep", "GPT(words, width, depth,", "GPT(words, width, 2 * depth,",
      "main() trains a model of another size, or with other names", "are arguments"),
     ("no_seed", "    torch.manual_seed(0)\n", "", "main() gives other losses each time", "at its beginning"),

@@ -425,7 +425,8 @@ WRONG = (
         "not gone on with after load(): optimizer, scaler, schedule",
         (
             (
-                '    for name, part in {"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}.items():\n        part.load',
+                '    held = {"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}\n'
+                "    for name, part in held.items():\n        part.load",
                 '    for name, part in {"model": model}.items():\n        part.load',
             ),
         ),

@@ -39,11 +39,16 @@ def test_the_readme_keeps_what_stands_outside_the_marks(tmp_path):
         accuracy.write_readme("new", path)
 
 
-def test_the_readme_of_the_course_has_the_marks_in_order_and_five_lines_between_them():
+def test_the_readme_of_the_course_has_the_marks_in_order_and_six_lines_between_them():
     text = (accuracy.ROOT / "README.md").read_text()
     begin, end = text.index(accuracy.BEGIN), text.index(accuracy.END)
     assert 0 < begin < end
-    assert len(text[begin + len(accuracy.BEGIN) : end].splitlines()) == 5
+    lines = text[begin + len(accuracy.BEGIN) : end].splitlines()
+    assert len(lines) == 6
+    recordings = map(accuracy.predict.load, accuracy.predict.recordings())
+    for name in [one["device"]["name"] for one in recordings if accuracy.predict.is_of_a_gpu(one)]:
+        (line,) = [line for line in lines if line.startswith(f"- {name}: reserved memory")]
+        assert "step time" in line
 
 
 def test_the_lines_of_the_readme_are_on_the_page_that_they_stand_for():

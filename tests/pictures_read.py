@@ -1,26 +1,14 @@
-"""What a picture has to keep to, for every simulator's tests."""
+"""What every picture has to keep to; the fixtures `check_picture` and `contrast` hand it to tests."""
 
 import re
 import xml.etree.ElementTree as ET
-
-import pytest
 
 from virtualgpu.pictures import style, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.fixture(scope="session")
-def check_picture():
-    return _check_picture
-
-
-@pytest.fixture(scope="session")
-def contrast():
-    return _contrast
-
-
-def _check_picture(text: str) -> None:
+def check_picture(text: str) -> None:
     """Well-formed, titled, letters large enough, nothing outside, no words over words."""
     root = ET.fromstring(text)
     assert root.get("role") == "img"
@@ -39,7 +27,7 @@ def _check_picture(text: str) -> None:
         if element.tag == f"{SVG}text":
             letters = float(element.get("font-size"))
             assert letters >= 13
-            assert _contrast(element.get("fill"), style.PAPER) >= 4.5
+            assert contrast(element.get("fill"), style.PAPER) >= 4.5
             places = element.get("x").split(" ")
             assert len(places) in (1, len(element.text))
             pieces = [element.text] if len(places) == 1 else element.text
@@ -70,7 +58,7 @@ def placed(element: ET.Element, shift: float):
         yield from placed(child, shift)
 
 
-def _contrast(one: str, two: str) -> float:
+def contrast(one: str, two: str) -> float:
     """WCAG 2's contrast ratio of two colours."""
 
     def light(colour: str) -> float:

@@ -1,0 +1,33 @@
+"""The colours of every picture, in a light theme and in a dark one."""
+
+# Okabe and Ito's eight colours, distinguishable with any colour vision (jfly.uni-koeln.de/color).
+# Dark ink reads on all of them but BLUE and BLACK (at least 4.9 : 1); white reads on those two.
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+PALETTE = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW, BLACK)
+
+PAPER = "#FFFFFF"
+INK = "#111111"
+MUTED = "#555555"  # for what explains; 7.5 : 1 on PAPER
+RULE = "#C9C9C9"  # for edges and grids, which carry no text
+
+# The same in a dark theme: light ink reads on every fill (4.5 : 1), every fill shows on the ground (3 : 1).
+DARK = {
+    PAPER: "#161616",
+    INK: "#F2F2F2",
+    MUTED: "#B8B8B8",
+    RULE: "#505050",
+    ORANGE: "#8A5F00",
+    SKY: "#1F6A99",
+    GREEN: "#00735A",
+    YELLOW: "#6E6700",
+    BLUE: "#6BB8F0",
+    VERMILLION: "#B04A00",
+    PURPLE: "#A34C78",
+}
