@@ -107,12 +107,12 @@ print(message.partition("  See")[0].replace(". ", ".\n"))
 # Two sums connect them:
 #
 # *Capacity = free + this process + other processes.* *This process = context + allocated + cached*, where *cached*
-# is what is reserved but unallocated. (Here *context* includes all that is not PyTorch's, such as NCCL's buffers.)
+# is what is reserved but unallocated. (*Context* here includes NCCL's buffers.)
 
 # %% account-turn-text [markdown]
-# **Your turn** · 4 minutes. Make an account of a message: what other processes hold, what the context takes, and the
-# cause. It is `"fragmentation"` if the cache has as much as was tried, `"another process"` if others hold at least
-# what is missing, else `"live tensors"`.
+# **Your turn** · 4 minutes. Compute what other processes hold, what the context takes, and the cause:
+# `"fragmentation"` if the cache has as much as was tried, else `"another process"` if others hold at least what is
+# missing, else `"live tensors"`.
 
 # %% account-turn tags=["your-turn"]
 def account(capacity, free, process, allocated, cached, tried):
@@ -194,22 +194,26 @@ tried_guess.compare(mib, gpu.numbers, because=why)
 # While an `except` block runs, Python holds the exception, and with it the whole chain. Look into the frames:
 
 # %% holders-run
+def who_holds(error):
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name in ("attempt", "forward"):
+            for name, value in frame.f_locals.items():
+                if isinstance(value, torch.Tensor):
+                    print(frame.f_code.co_name, name, tuple(value.shape), value.requires_grad)
+
+
 try:
     with gpulab.memory.limit(128):
         attempt(65_536)
 except torch.OutOfMemoryError as error:
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        for name, value in frame.f_locals.items():
-            if isinstance(value, torch.Tensor) and frame.f_code.co_name in ("attempt", "forward"):
-                graph = value.grad_fn is not None
-                print(f"{frame.f_code.co_name}: {name}, {value.nbytes / MIB:.0f} MiB, {graph=}")
+    who_holds(error)
     print(f"in the except block: {live():.0f} MiB live ({gpu.numbers})")
 print(f"after it: {live():.1f} MiB live ({gpu.numbers})")
 
 # %% holders-explain [markdown]
-# The variables hold 24 MiB each. `input` also has a graph, and the graph keeps what every layer before it saved for
-# backward. All of it goes when the `except` block ends, and not earlier. So: **in `except`, only take a note; recover
-# after the block.**
+# Each of these tensors has 24 MiB. `input` requires a gradient, so it has a graph, and the graph keeps what every
+# layer before it saved for backward. All of it goes when the `except` block ends, and not earlier. So: **in `except`,
+# only take a note; recover after the block.**
 
 # %% recover-turn-text [markdown]
 # **Your turn** · 3 minutes. Repair the search: return the first batch of the halving with which `attempt` runs, and 0
@@ -445,9 +449,8 @@ gpulab.turn.validate(validate)
 # %% search-text [markdown]
 # ## The largest batch that fits
 #
-# Three questions decide whether a search finds the right batch. *What is one attempt?* *What does the attempt before
-# leave behind?* *Where do you look next?* The network has 100 million parameters, the optimizer is Adam, the GPU a
-# virtual T4.
+# *What is one attempt? What does it leave behind? Where do you look next?* The network has 100 million parameters,
+# the optimizer is Adam, the GPU a virtual T4.
 
 # %% search-build
 def fits(batch, count=2):
@@ -574,6 +577,7 @@ gpulab.sim.allocator(script="growing", memory=112)
 # | “`empty_cache` or a restart cures fragmentation.” | A restart does. `empty_cache` only while nothing lives in the segments. | *Fragmentation* |
 # | “`losses.append(loss)` leaks the graph.” | After `backward()`, no. Without it, yes. `mse_loss` keeps as much as its elements, even detached. | *Leaks that are, and leaks that are not* |
 # | “Forgetting `zero_grad()` fills the memory.” | Wrong: gradients are added in place. | *No leak: a forgotten `zero_grad`* |
+# | “In-place activations save memory.” | ReLU: no, as much is kept. LeakyReLU and ELU: one tensor a layer. | [myths](../docs/myths.md) |
 # | “Batch sizes must be powers of two.” | Unnecessary, and it may leave nearly half of the room unused. | *The largest batch that fits* |
 # | “A better DataLoader fixes out-of-memory errors.” | Workers live in the host's memory. | text |
 # | “Preload the data to the GPU.” | Count its bytes: 0.5 MB of digits, yes; ImageNet at 224 × 224, 193 GB even as bytes (computed), no. | text |
