@@ -499,11 +499,8 @@ def shares(capacity, free, process, allocated, cached, tried):
 @right("account")
 def asks_for_the_missing(capacity, free, process, allocated, cached, tried):
     others = capacity - process - free
-    if tried <= cached:
-        cause = "fragmentation"
-    else:
-        cause = "another process" if others + free >= tried else "live tensors"
-    return others, process - (allocated + cached), cause
+    cause = "another process" if others + free >= tried else "live tensors"
+    return others, process - (allocated + cached), "fragmentation" if tried <= cached else cause
 
 
 @wrong("account", "others is", "capacity = free + this process + others")
@@ -631,11 +628,15 @@ def validation(name, judged, one, context=torch.no_grad, trains=True, evaluates=
 
 validation("in_inference_mode", right("validate"), torch.Tensor.item, torch.inference_mode)
 validation("on_the_host", right("validate"), torch.Tensor.cpu)
-validation("without_the_block", wrong("validate", "builds a graph", "come after the pass"), torch.Tensor.item, nullcontext)
+validation(
+    "without_the_block", wrong("validate", "builds a graph", "come after the pass"), torch.Tensor.item, nullcontext
+)
 validation("detaches_at_the_end", wrong("validate", "builds a graph"), torch.Tensor.detach, nullcontext)
 validation("keeps_the_elements", wrong("validate", "32,768 bytes", "keep loss.item()"), torch.Tensor.detach)
 validation("stays_in_evaluation", wrong("validate", "model.train() is gone"), torch.Tensor.item, trains=False)
-validation("never_evaluates", wrong("validate", "the losses are", "in evaluation mode"), torch.Tensor.item, evaluates=False)
+validation(
+    "never_evaluates", wrong("validate", "the losses are", "in evaluation mode"), torch.Tensor.item, evaluates=False
+)
 
 
 @wrong("validate", "expected: a list of 4 losses", "the return was changed")

@@ -187,7 +187,8 @@ tried_guess.compare(mib, gpu.numbers, because=why)
 # ## Who keeps a tensor alive
 #
 # When the last reference to a tensor goes, its memory goes back to PyTorch's cache, at once. So where live tensors
-# fill the GPU, ask: *who holds a reference?* (Python objects in a reference cycle wait for `gc.collect()`.)
+# fill the GPU, ask: *who holds a reference?* (A reference cycle waits for `gc.collect()`, a
+# tensor marked with `record_stream` for its stream.)
 #
 # ![An exception holds its traceback, the traceback its frames, a frame its variables, a variable its graph.](../docs/pictures/who_holds.svg)
 #
@@ -257,8 +258,8 @@ torch.cuda.empty_cache()
 print(f"after gc.collect() and empty_cache(): {live():.0f} MiB live ({gpu.numbers})")
 
 # %% notebook-repair-text [markdown]
-# This is why a notebook that once ran out of memory often stays out of memory, and why “restart the kernel” helps.
-# Any other error takes the place of the old one. What is left then are reference cycles, which `gc.collect()` breaks:
+# This is why a notebook that once ran out of memory often stays out of memory. Any other error takes the place of the
+# old one. What is left then are reference cycles, which `gc.collect()` breaks:
 
 # %% notebook-repair tags=["raises-exception"]
 raise RuntimeError("an error without tensors, to take the place of the last one")
@@ -369,13 +370,13 @@ def census():
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor) and thing.is_cuda:
             tensors[thing.data_ptr()] = tuple(thing.shape)
-    print(collections.Counter(tensors.values()).most_common(2), f"{live():.1f} MiB live")
+    print(collections.Counter(tensors.values()).most_common(2),
+          f"of {live():.1f} MiB live ({gpu.numbers})")
 
 
 census()
 losses = [model(x).exp().mean() for _ in range(3)]
 census()
-del losses
 
 # %% census-explain [markdown]
 # The list holds three scalars. But what grew has the shape of a hidden layer: so a graph is alive that was never run
@@ -415,7 +416,7 @@ why = "eval() changes dropout and BatchNorm. Autograd builds the graph all the s
 eval_guess.compare(round(kept, 1), gpu.numbers, because=why)
 for context in (torch.no_grad, torch.inference_mode):
     with context():
-        print(f"{context.__name__}: {gpulab.memory.activation_bytes(resnet, images)}")
+        print(context.__name__, gpulab.memory.activation_bytes(resnet, images), f"({gpu.numbers})")
 
 # %% eval-explain [markdown]
 # Both contexts keep nothing. `inference_mode` also saves work on the host, but its tensors can never take part in
@@ -565,8 +566,7 @@ gpulab.sim.allocator(script="growing", memory=112)
 # validation. Then come expandable segments, kernels that write less (lesson 06), 16-bit autocast (07), micro-batches
 # with accumulation (08), checkpointing and offloading (06). These leave the result as it is, up to rounding. An
 # optimizer with less state or LoRA (06) changes it. A larger GPU, or several GPUs (13), cost money. Lesson
-# [08](08_accumulation.ipynb) ends with their prices, measured on one model; the
-# [checklist](../docs/cheatsheet.md) has the list.
+# [08](08_accumulation.ipynb) has what they cost; the [checklist](../docs/cheatsheet.md) has the list.
 
 # %% web-text [markdown]
 # ## What the web says
@@ -600,7 +600,7 @@ gpulab.sim.allocator(script="growing", memory=112)
 # %% quiz-text [markdown]
 # ## Quick check
 #
-# Choose with the arrow keys, answer with Tab and Enter. Every option has its reason.
+# Choose with the arrow keys, answer with Tab and Enter.
 
 # %% quiz
 gpulab.quiz(5)
@@ -612,8 +612,7 @@ gpulab.quiz(5)
 #    “Tried” is one segment: 20 MiB of it means only that the GPU is full.
 # 2. Memory goes with the last reference: a list, a graph, a view, a traceback, `Out`. In `except`, take a note and
 #    leave.
-# 3. After `backward()`, a loss keeps 512 bytes; without it, the whole graph. Some losses keep the storage of all their
-#    elements.
+# 3. After `backward()`, a loss keeps 512 bytes; without it, the whole graph. Some losses keep all their elements.
 # 4. `empty_cache` frees no tensor. Between attempts of different size it makes room; after the error it is too late.
 # 5. A batch fits when two whole steps fit.
 
@@ -625,8 +624,5 @@ gpulab.quiz(5)
 #
 # ## References
 #
-# - PyTorch documentation: *CUDA semantics*, “Memory management”; *Frequently Asked Questions*, “My out of memory
-#   exception handler can't allocate memory”.
-# - PyTorch source, version 2.15: `c10/cuda/CUDACachingAllocator.cpp` (segments, retries, the message),
-#   `aten/src/ATen/native/Loss.cpp` (which losses resize their output).
-# - Z. DeVito, *A guide to PyTorch's CUDA caching allocator*, 2022. IPython documentation, *Output caching system*.
+# PyTorch documentation, *CUDA semantics*, “Memory management”; *Frequently Asked Questions*, “My out of memory exception
+# handler can't allocate memory”. PyTorch 2.15, `CUDACachingAllocator.cpp` (the message), `Loss.cpp` (resized outputs).

@@ -1,4 +1,4 @@
-"""Judges the turns of lesson 05: the account of a message, recovery outside `except`, a validation that keeps nothing."""
+"""Judges the turns of lesson 05: the account of a message, recovery after `except`, a validation that keeps nothing."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def recover(answer: Any) -> None:
         if not is_whole(got):
             raise NotYet(f"{brief(got)} came back", expected=f"the batch, {wanted}", likely="a return is missing")
         if wanted and got == 0 and tried[-1] <= 1:
-            raise AsGiven(f"0 came back, though {wanted} fits: every attempt meets the tensors of the first")
+            raise AsGiven("0 comes back: every attempt meets the tensors of the first")
         if got != wanted or tried[: len(right)] != right:
             likely = "halve with //, and begin with the batch itself"
             if len(tried) > MOST_CALLS:
@@ -101,7 +101,9 @@ def recover(answer: Any) -> None:
                 likely = "0 is for the case that not even a batch of 1 fits"
             elif got != wanted:
                 likely = "return the batch that has fitted, before it is halved again"
-            raise NotYet(f"{got} came back after {_some(tried)}", expected=f"{wanted} after {_some(right)}", likely=likely)
+            raise NotYet(
+                f"{got} came back after {_some(tried)}", expected=f"{wanted} after {_some(right)}", likely=likely
+            )
     with virtual_gpu(compute=False):
         try:
             answer(_broken, 8)
