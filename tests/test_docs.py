@@ -204,8 +204,7 @@ REMEDIES = (
 def remedies_of(page):
     if page == "lecture":
         text = notebook_source("05", "the order is that of the price")
-        rows = re.findall(r"^\| (.+?) \|", text, re.MULTILINE)[1:]
-        return "\n".join(rows)
+        return " ".join(text.split()).partition("The order is that of the price")[2]
     text = (DOCS / page).read_text(encoding="utf-8")
     if page == "cheatsheet.md":
         return "\n".join(

@@ -36,7 +36,7 @@ WANTED_ERRORS = {
     "07_mixed_precision": ["RuntimeError"],
     "04_memory": ["ModuleNotFoundError"],
     "06_less_memory": ["RuntimeError"],
-    "05_out_of_memory": ["OutOfMemoryError", "RuntimeError", "RuntimeError", "RuntimeError"],
+    "05_out_of_memory": ["OutOfMemoryError", "RuntimeError"],
     "08_accumulation": ["RuntimeError", "TypeError"],
     "09_feeding_the_gpu": ["ValueError", "TypeError", "ZeroDivisionError"],
     "10_profiling": ["AssertionError", "AttributeError", "ValueError"],

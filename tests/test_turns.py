@@ -490,6 +490,161 @@ def keeps_a_copy_too(model, optimizer, inputs, targets):
     return accuracy(copy, targets)
 
 
+# --- lesson 05 -------------------------------------------------------------------------------------------------------
+
+
+def shares(capacity, free, process, allocated, cached, tried):
+    return capacity - free - process, process - allocated - cached
+
+
+@right("account")
+def asks_for_the_missing(capacity, free, process, allocated, cached, tried):
+    others = capacity - process - free
+    cause = "another process" if others + free >= tried else "live tensors"
+    return others, process - (allocated + cached), "fragmentation" if tried <= cached else cause
+
+
+@wrong("account", "others is", "capacity = free + this process + others")
+def forgets_the_free(capacity, free, process, allocated, cached, tried):
+    return capacity - process, process - allocated - cached, "live tensors"
+
+
+@wrong("account", "context is", "this process = context + allocated + cached")
+def forgets_the_cache(capacity, free, process, allocated, cached, tried):
+    return capacity - free - process, process - allocated, "live tensors"
+
+
+@wrong("account", "'another process' for", 'expected: "live tensors"')
+def accuses_whoever_is_there(**figures):
+    return *shares(**figures), "another process"
+
+
+@wrong("account", "'live tensors' for", "ask for this first", 'expected: "fragmentation"')
+def knows_no_fragmentation(**figures):
+    others, context = shares(**figures)
+    missing = figures["tried"] - figures["free"]
+    return others, context, "another process" if others >= missing else "live tensors"
+
+
+@wrong("account", "'live tensors' for", "at least tried - free")
+def compares_with_the_whole_request(**figures):
+    others, context = shares(**figures)
+    return others, context, "another process" if others >= 10 * figures["tried"] else "live tensors"
+
+
+@wrong("account", "expected: (others, context, cause)", "the last line was changed")
+def gives_the_cause_alone(**figures):
+    return "live tensors"
+
+
+@right("recover")
+def with_a_flag(attempt, batch):
+    fits = False
+    while batch and not fits:
+        try:
+            attempt(batch)
+            fits = True
+        except torch.OutOfMemoryError:
+            fits = False
+        batch = batch if fits else batch // 2
+    return batch
+
+
+@right("recover")
+def asks_a_helper(attempt, batch):
+    def fits(size):
+        try:
+            attempt(size)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    if fits(batch):
+        return batch
+    return asks_a_helper(attempt, batch // 2) if batch > 1 else 0
+
+
+@wrong("recover", "as in the code given")
+def empties_the_cache_in_the_block(attempt, batch):
+    try:
+        attempt(batch)
+        return batch
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return empties_the_cache_in_the_block(attempt, batch // 2) if batch > 1 else 0
+
+
+@wrong("recover", "return the batch that has fitted")
+def halves_once_too_often(attempt, batch):
+    return with_a_flag(attempt, batch) // 2
+
+
+@wrong("recover", "1 came back", "0 is for the case")
+def ends_at_one(attempt, batch):
+    return max(1, with_a_flag(attempt, batch))
+
+
+@wrong("recover", "halve it after the except block")
+def tries_again_and_again(attempt, batch):
+    while True:
+        try:
+            attempt(batch)
+            return batch
+        except torch.OutOfMemoryError:
+            pass
+
+
+@wrong("recover", "a ValueError of the attempt is swallowed", "catch torch.OutOfMemoryError alone")
+def catches_everything(attempt, batch):
+    while batch:
+        try:
+            attempt(batch)
+            return batch
+        except Exception:
+            pass
+        batch //= 2
+    return 0
+
+
+@wrong("recover", "None came back", "a return is missing")
+def finds_and_keeps_it(attempt, batch):
+    with_a_flag(attempt, batch)
+
+
+def validation(name, judged, one, context=torch.no_grad, trains=True, evaluates=True):
+    def loop(model, batches):
+        losses = []
+        if evaluates:
+            model.eval()
+        for x, y in batches:
+            with context():
+                losses.append(one(F.mse_loss(model(x), y)))
+        if trains:
+            model.train()
+        return losses
+
+    loop.__name__ = name
+    judged(loop)
+
+
+validation("in_inference_mode", right("validate"), torch.Tensor.item, torch.inference_mode)
+validation("on_the_host", right("validate"), torch.Tensor.cpu)
+validation(
+    "without_the_block", wrong("validate", "builds a graph", "come after the pass"), torch.Tensor.item, nullcontext
+)
+validation("detaches_at_the_end", wrong("validate", "builds a graph"), torch.Tensor.detach, nullcontext)
+validation("keeps_the_elements", wrong("validate", "32,768 bytes", "keep loss.item()"), torch.Tensor.detach)
+validation("stays_in_evaluation", wrong("validate", "model.train() is gone"), torch.Tensor.item, trains=False)
+validation(
+    "never_evaluates", wrong("validate", "the losses are", "in evaluation mode"), torch.Tensor.item, evaluates=False
+)
+
+
+@wrong("validate", "expected: a list of 4 losses", "the return was changed")
+def gives_no_losses(model, batches):
+    list(batches)
+
+
 # --- lesson 06 -------------------------------------------------------------------------------------------------------
 
 
@@ -1646,7 +1801,7 @@ def test_lectures_have_one_turn_to_four_and_every_turn_stands_in_one_lecture():
     lessons = [path.stem for path, _, _ in TURNS.values()]
     assert all(lessons.count(lesson) <= 4 for lesson in lessons)
     without = {lesson.name for lesson in course.LESSONS} - set(lessons)
-    assert without == {"03_moving_data", "05_out_of_memory"}  # they have simulators at each point
+    assert without == {"03_moving_data"}  # it has simulators at each point
     assert set(TURNS) == set(dir(gpulab.turn))
     asked = [cell for notebook in NOTEBOOKS.values() for cell in notebook.cells if is_turn(cell)]
     assert len(asked) == len(TURNS)
