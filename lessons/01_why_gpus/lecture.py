@@ -1,8 +1,8 @@
 # %% title [markdown]
 # # 01 · Why GPUs
 #
-# **Promise:** you say when a GPU helps, by how much, and why, from two numbers of the work and two of
-# the machine.
+# **Promise:** you say when a GPU helps, by how much, and why, from two numbers of the work and two
+# of the machine.
 #
 # After this lesson you can
 #
@@ -15,17 +15,44 @@
 # |---|---|---|
 # | 60 minutes, and 40 for the exercises | `00_start_here`; you know what a matrix product is | any machine |
 
-# %% setup
+# %% question-text [markdown]
+# ## A question worth asking
+#
+# Two machines run 708 image models: a GPU, an RTX 3090, and a CPU with 14 cores, an i9-10940X. The
+# GPU is always faster. For one model it is only 11 times faster.
+
+# %% timm-predict
+import gpulab
+
+most_guess = gpulab.predict("And at most: how many times as fast is the GPU?", unit="times")
+
+# %% timm-run
 import matplotlib.pyplot as plt
+
+gpulab.style.use()
+slow = "infer-fp32-nchw-pt240-cpu-i9_10940x-dynamo"
+fast = "infer-amp-nchw-pt240-cu124-rtx3090"
+gains = gpulab.data.gains(slow, fast, equal_batch=False)
+ratios = sorted(gain.ratio for gain in gains)
+figure, axes = plt.subplots(figsize=(7.2, 2.6))
+axes.hist(ratios, bins=[10 * 2 ** (step / 4) for step in range(21)])
+axes.set(xscale="log", xlabel="GPU's images per second / CPU's (recorded)", ylabel="models")
+axes.set_xticks([10, 20, 40, 80, 160, 320], [10, 20, 40, 80, 160, 320])
+axes.set_title(f"{ratios[0]:.0f} to {ratios[-1]:.0f} times, half of them below {ratios[353]:.0f}")
+gpulab.style.show(figure, alt="Histogram of the GPU's gain for 708 models: most lie from 28 to 76.")
+why = "No single number is the speed-up of two machines."
+most_guess.compare(round(ratios[-1]), "recorded", because=why)
+
+# %% timm-explain [markdown]
+# The models differ by a factor of 27 on the same two machines. The setting matters as well: here
+# the GPU ran in AMP, with up to 1024 images in a batch, and the CPU in fp32, one image at a time.
+
+# %% setup
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
-
-import gpulab
 
 gpu = gpulab.setup()
-gpulab.style.use()
 
 
 def microseconds(function, repeat=20 if gpu.numbers == "measured" else 2):
@@ -33,43 +60,13 @@ def microseconds(function, repeat=20 if gpu.numbers == "measured" else 2):
     return gpulab.timing.measure(function, repeat=repeat, warm_up=1).median_ms * 1000
 
 
-# %% question-text [markdown]
-# ## A question worth asking
-#
-# Two machines run 708 image models: a GPU, an RTX 3090, and a CPU with 14 cores, an i9-10940X. The GPU
-# is always faster. For one model it is only 11 times faster.
-
-# %% timm-predict
-most_guess = gpulab.predict(
-    "For the model that gains most: how many times as fast is the GPU?", unit="times"
-)
-
-# %% timm-run
-slow, fast = "infer-fp32-nchw-pt240-cpu-i9_10940x-dynamo", "infer-amp-nchw-pt240-cu124-rtx3090"
-gains = gpulab.data.gains(slow, fast, equal_batch=False)
-ratios = sorted(gain.ratio for gain in gains)
-figure, axes = plt.subplots(figsize=(7.2, 2.6))
-axes.hist(ratios, bins=[10 * 2 ** (step / 4) for step in range(21)])
-axes.set(xscale="log", xlabel="GPU's images per second / CPU's (recorded)", ylabel="models")
-axes.set_xticks([10, 20, 40, 80, 160, 320], [10, 20, 40, 80, 160, 320])
-axes.set_title(f"{ratios[0]:.0f} to {ratios[-1]:.0f} times, half of the models below {ratios[353]:.0f}")
-gpulab.style.show(figure, alt="Histogram of the GPU's gain for 708 models: most lie from 28 to 76.")
-most_guess.compare(
-    round(ratios[-1]), "recorded", because="No single number is the speed-up of two machines."
-)
-
-# %% timm-explain [markdown]
-# The models differ by a factor of 27 on the same two machines. The setting matters as well: here the GPU
-# ran in AMP, with up to 1024 images in a batch, and the CPU in fp32, one image at a time.
-#
+# %% question-relu-text [markdown]
 # What decides? Start with the smallest operation. A popular page explains it like this: a ReLU over
 # 524,288 numbers is 524,288 independent operations. An A100 has 6912 cores, so it needs 76 rounds.
 # The next cell does the same sum for your GPU, and then runs the ReLU.
 
 # %% question-predict
-relu_guess = gpulab.predict(
-    "How long does a ReLU over 1024 × 512 numbers take on this GPU?", unit="µs"
-)
+relu_guess = gpulab.predict("How long does this ReLU over 1024 × 512 numbers take?", unit="µs")
 
 # %% question-run
 properties = torch.cuda.get_device_properties(gpu.device)
@@ -79,14 +76,13 @@ x = torch.randn(1024, 512, device=gpu.device)
 rounds = -(-x.numel() // cores)
 print(f"{x.numel():,} numbers / {cores:,} cores: {rounds} rounds")
 print(f"at 1.5 GHz and one clock each: {rounds / 1.5 / 1000:.2f} µs (computed)")
-relu_guess.compare(
-    round(microseconds(x.relu), 1), gpu.numbers, because="The cores are not what it waits for."
-)
+why = "The cores are not what it waits for."
+relu_guess.compare(round(microseconds(x.relu), 1), gpu.numbers, because=why)
 
 # %% question-answer [markdown]
-# The sum is far too small. What does the ReLU wait for? Change one thing at a time: first the arithmetic,
-# then the bytes. `gelu` takes some twenty instructions for a number, `relu` takes one. The tensor is
-# larger now, 128 MiB, so that starting the work counts little.
+# The sum is far too small. What does the ReLU wait for? Change one thing at a time: first the
+# arithmetic, then the bytes. `gelu` takes some twenty instructions for a number, `relu` takes one.
+# The tensor is larger now, 128 MiB, so that starting the work counts little.
 
 # %% question-gelu
 big = torch.randn(2**25, device=gpu.device)
@@ -100,25 +96,25 @@ for name, call in calls.items():
     print(f"{name:<13} {microseconds(call):>5.0f} µs ({gpu.numbers})")
 
 # %% question-verdict [markdown]
-# More arithmetic costs next to nothing, and half of the *bytes* take about half of the time. An elementwise
-# operation on a large tensor waits for memory: 128 MiB come in, 128 MiB go out.
+# More arithmetic costs next to nothing, and half of the *bytes* take about half of the time. An
+# elementwise operation on a large tensor waits for memory: 128 MiB come in, 128 MiB go out.
 #
-# Check it from outside. A T4's lanes do 4 × 10¹² instructions a second, so twenty for each of 2²⁵ numbers
-# take 168 µs. Its memory, rated at 320 GB/s, needs at least 839 µs.
+# Check it from outside. A T4's lanes do 4 × 10¹² instructions a second, so twenty for each of 2²⁵
+# numbers take 168 µs. Its memory, rated at 320 GB/s, needs at least 839 µs.
 #
-# This is the key to the lesson: **a GPU is two machines. One computes, one moves bytes. You have to know
-# which of them you are waiting for.**
+# This is the key to the lesson: **a GPU is two machines. One computes, one moves bytes. You have to
+# know which of them you are waiting for.**
 
 # %% half-turn-text [markdown]
-# **Your turn** · 2 minutes. `prepare(big).relu()` shall take half of the time, on the same GPU and with
-# the same number of results. Change one line.
+# **Your turn** · 2 minutes. Change one line, so that `prepare(big).relu()` takes half of the time
+# and still gives as many results.
 
 # %% half-turn tags=["your-turn"]
 def prepare(x):
     ### BEGIN SOLUTION
     return x.half()
     ### INSTEAD OF
-    # return x  # TODO: what makes its ReLU twice as fast?
+    # return x  # TODO: what does its ReLU wait for?
     ### END SOLUTION
 
 
@@ -127,8 +123,9 @@ gpulab.turn.half_the_time(prepare)
 # %% lanes-text [markdown]
 # ## Few fast cores, many slow lanes
 #
-# A CPU is built to finish *one* thread soon. It spends most of its area on caches, branch prediction and
-# control. A GPU is built to finish *many* threads soon, and spends that area on arithmetic.
+# A CPU is built to finish *one* thread soon. It spends most of its area on caches, branch
+# prediction and control. A GPU is built to finish *many* threads soon, and spends that area on
+# arithmetic.
 #
 # | | CPU | GPU |
 # |---|---|---|
@@ -139,9 +136,9 @@ gpulab.turn.half_the_time(prepare)
 # | memory | up to terabytes, 50 to 600 GB/s | 12 to 288 GB, 300 to 8000 GB/s |
 # | suits | serial code, branches, I/O | the same arithmetic on much data |
 #
-# “6912 cores against 24” compares two different things. A “CUDA core” is one arithmetic **lane**: it does
-# one multiply-add in a clock, and fetches no instructions of its own. A CPU has such lanes too, in its
-# vector units. The next cell counts both in the same way.
+# “6912 cores against 24” compares two different things. A “CUDA core” is one arithmetic **lane**:
+# it does one multiply-add in a clock, and fetches no instructions of its own. A CPU has such lanes
+# too, in its vector units.
 
 # %% lanes-run
 # cores (or SMs), fp32 lanes in each, GHz, memory in GB/s: recorded, from data sheets
@@ -160,29 +157,26 @@ for name, (cores, lanes, clock, memory) in machines.items():
     print(f"{name:<11} {cores * lanes:>6,}  {peak:>12.1f} {gain}")
 
 # %% lanes-explain [markdown]
-# The small CPU has 256 lanes, at almost three times the clock of an A100. The A100 has 27 times the lanes.
-# Its arithmetic is 9.5 times as fast, its memory 23 times. Work in fp32 that uses both machines
-# equally well gains about as much as these ratios.
+# The small CPU has 256 lanes, at almost three times the clock of an A100. The A100 has 27 times the
+# lanes. Its arithmetic is 9.5 times as fast, its memory 23 times. Work in fp32 that uses both
+# machines equally well gains about as much as these ratios.
 #
-# Where you read more, something else has changed: the format, the batch, or a CPU that used one lane of
-# one core. [Which GPU?](../docs/cards.md) has the same columns for all GPUs of the course.
+# Where you read more, something else has changed: the format, the batch, or a CPU that used one
+# lane of one core. [Which GPU?](../docs/cards.md) has the same columns for all GPUs of the course.
 
 # %% warps-text [markdown]
 # ## Warps: 32 threads, one instruction
 #
-# You write a GPU program for one thread: “read my number, change it, write it”. The hardware runs the
-# threads in **warps** of 32. All threads of a warp get the same instruction at the same time (*single
-# instruction, multiple threads*, SIMT).
+# You write a GPU program for one thread: “read my number, change it, write it”. The hardware runs
+# the threads in **warps** of 32. All threads of a warp get the same instruction at the same time
+# (*single instruction, multiple threads*, SIMT).
 #
-# At a branch some threads of a warp may take the `if` and others the `else`. Then the warp runs both sides,
-# one after the other, each with the other threads switched off. If all 32 agree, it runs one side only.
-# The toy below has 1024 threads, and each side takes 10 clocks.
+# At a branch some threads of a warp may take the `if` and others the `else`. Then the warp runs
+# both sides, one after the other, each with the other threads switched off. If all 32 agree, it
+# runs one side only. The toy below has 1024 threads, and each side takes 10 clocks.
 
 # %% warps-predict
-branch_guess = gpulab.predict(
-    "One thread in 32 takes the branch. How many times as long as with none do the warps need?",
-    unit="times",
-)
+branch_guess = gpulab.predict("Every 32nd thread branches: how many times the clocks?", unit="times")
 
 # %% warps-run
 def warp_clocks(takes_branch, cost=10):
@@ -197,13 +191,13 @@ thread = torch.arange(1024)
 none = warp_clocks(thread < 0)
 some = warp_clocks(thread % 32 == 0)
 print(f"none: {none} clocks, every 32nd thread: {some} clocks (computed)")
-branch_guess.compare(
-    some / none, "computed", because="Each warp has one thread that disagrees, so each runs both sides."
-)
+why = "Each warp has one thread that disagrees, so each runs both sides."
+branch_guess.compare(some / none, "computed", because=why)
 
 # %% masks-turn-text [markdown]
-# **Your turn** · 3 minutes. Write two masks of 1024 threads in which exactly half of the threads take the
-# branch. The first costs no more than no branch at all, the second costs as much as possible.
+# **Your turn** · 3 minutes. Write two masks of 1024 threads in which exactly half of the threads
+# take the branch. The first costs no more than no branch at all, the second costs as much as
+# possible.
 
 # %% masks-turn tags=["your-turn"]
 def masks(thread):  # thread is torch.arange(1024)
@@ -221,32 +215,29 @@ def masks(thread):  # thread is torch.arange(1024)
 gpulab.turn.two_masks(masks)
 
 # %% masks-after [markdown]
-# What counts is whether threads of one warp disagree, not how many take the branch. In PyTorch you meet a
-# relative of this rule: `torch.where(mask, f(x), g(x))` computes both `f` and `g` for all elements.
+# What counts is whether threads of one warp disagree, not how many take the branch. In PyTorch you
+# meet a relative of this rule: `torch.where(mask, f(x), g(x))` computes both `f` and `g` for all
+# elements.
 
 # %% latency-text [markdown]
 # ### Hiding latency
 #
-# An A100 takes 330 ns to fetch a number that is in no cache (recorded). A CPU takes about 90 ns. The
-# GPU's memory answers *later*, and it is wider. It delivers 2 TB/s only if very many requests are on
-# their way at once. **Little's law** says how many bytes:
+# An A100 takes 330 ns to fetch a number that is in no cache (recorded), a CPU typically 90 ns. The
+# GPU's memory answers *later*, and it is wider. It delivers 2 TB/s only if very many requests are
+# on their way at once. **Little's law** says how many bytes:
 #
 # $$\text{bytes in flight} = \text{bandwidth} \times \text{latency}$$
 #
 # ![Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 674 kB, the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB.](../docs/pictures/bytes_in_flight.svg)
 
-# %% latency-run
-a100, cpu = 2039 * 466 / 1.41, 90 * 90  # GB/s × ns = bytes; the A100's 466 clocks at 1.41 GHz
-print(f"CPU:  {cpu:>9,.0f} bytes in flight, {cpu / 64:,.0f} cache lines of 64 bytes (computed)")
-print(f"A100: {a100:>9,.0f} bytes in flight, {a100 / 4:,.0f} threads with 4 bytes each (computed)")
-print(f"it has room for {108 * 2048:,} threads, so {a100 / 4 / (108 * 2048):.0%} must wait at a time")
-
 # %% latency-explain [markdown]
-# This is why an A100's SM keeps up to 64 warps **resident** (a T4's 32, an RTX 4090's 48), each with its
-# registers in place. While one warp waits, another runs, and the switch costs nothing.
+# For the A100 these are 674 kB: 168,000 threads that wait for 4 bytes each, three quarters of all
+# that it has room for (computed). So its SMs keep up to 64 warps **resident** (a T4's 32, an RTX
+# 4090's 48), each with its registers in place. While one warp waits, another runs, and the switch
+# costs nothing.
 #
-# So small work cannot be fast. A tensor below 674 kB cannot keep this memory busy, whatever the kernel
-# does. (A thread that fetches 16 bytes at once needs fewer threads. The bytes stay.)
+# So small work cannot be fast: an operation that moves less than 674 kB never fills this pipe. (A
+# thread that fetches 16 bytes at once needs fewer threads. The bytes stay.)
 #
 # ### See it move
 #
@@ -273,11 +264,11 @@ gpulab.sim.architecture(wait=31, room=8, elements=8192, frame=40)
 # | L2 cache | 40 MB | shared by all SMs |
 # | HBM | 80 GB at 2039 GB/s | all tensors live here |
 #
-# Each step away from the lanes is larger and narrower. HBM (*high-bandwidth memory*) is stacked beside the
+# Each path away from the lanes is narrower. HBM (*high-bandwidth memory*) is stacked beside the
 # chip, in the same package.
 #
-# A **tensor core** does one thing: it multiplies small matrices and adds, in fp16, bf16, TF32 or less (on
-# some GPUs in fp64 too). What does that bring for a product, and what for a ReLU?
+# A **tensor core** does one thing: it multiplies small matrices and adds, in fp16, bf16, TF32 or
+# less (on some GPUs in fp64 too). What does that bring for a product, and what for a ReLU?
 
 # %% tensor-run
 with gpulab.VirtualGPU("A100-80", compute=False):
@@ -286,24 +277,27 @@ with gpulab.VirtualGPU("A100-80", compute=False):
     for name, function in (("product", lambda x: x @ x), ("ReLU", torch.relu)):
         fp32 = microseconds(lambda f=function: f(full), repeat=2)
         fp16 = microseconds(lambda f=function: f(half), repeat=2)
-        print(f"{name:<7} fp32 {fp32:>5.0f} µs, fp16 {fp16:>4.0f} µs: {fp32 / fp16:.1f} × (virtual)")
+        print(f"{name:<7} {fp32:>5.0f} µs, in fp16 {fp16:>4.0f}: {fp32 / fp16:.1f} × (virtual)")
 
 # %% tensor-explain [markdown]
-# The product gains from tensor cores, the ReLU only from its bytes. By data sheets the tensor cores' gain
-# in 16 bits runs from twice (RTX 4090) to thirty times (B200), for matrix products only.
+# The product gains from tensor cores, the ReLU only from its bytes. By data sheets the tensor
+# cores' gain in 16 bits runs from twice (RTX 4090) to thirty times (B200), for matrix products
+# only.
 
 # %% roofline-text [markdown]
 # ## Operations per byte, and the roof
 #
-# Two numbers describe the work: its floating-point operations (**FLOPs**; a multiply-add is two) and the
-# **bytes** it moves to and from memory. Their ratio is the **arithmetic intensity**. The machine has the same
-# ratio, peak rate over bandwidth, called its **balance**. Work with an intensity above the balance is bound
-# by arithmetic, below it by memory:
+# Two numbers describe the work: its floating-point operations (**FLOPs**; a multiply-add is two)
+# and the **bytes** it moves to and from memory. Their ratio is the **arithmetic intensity**. The
+# machine has the same ratio, peak rate over bandwidth, called its **balance**. Work with an
+# intensity above the balance is bound by arithmetic, below it by memory:
 #
 # $$\text{time} \;\ge\; \max\left(\frac{\text{FLOPs}}{\text{peak rate}},\; \frac{\text{bytes}}{\text{bandwidth}}\right)$$
 #
-# A product of two $n \times n$ matrices does $2n^3$ operations on $3n^2$ numbers: **each number is used many
-# times once it is there**. A ReLU uses it once.
+# A product of two $n \times n$ matrices does $2n^3$ operations on $3n^2$ numbers: **each number is
+# used many times once it is there**. A ReLU uses it once. In fp16 a T4 has a balance of 203
+# operations per byte, an A100 of 153, an H100 of 295 (computed from data sheets). Above which size
+# does a product pass them?
 
 # %% roofline-intensity
 def product_cost(rows, depth, columns, width=2):
@@ -312,31 +306,29 @@ def product_cost(rows, depth, columns, width=2):
     return 2 * rows * depth * columns, nbytes
 
 
-peaks = {"T4": (65e12, 320e9), "A100-80": (312e12, 2039e9), "H100": (989e12, 3350e9)}  # recorded
-for name, (peak, bandwidth) in peaks.items():
-    print(f"balance of the {name:<8} {peak / bandwidth:>5.0f} operations per byte, fp16 (computed)")
 for n in (64, 512, 4096):
     flops, nbytes = product_cost(n, n, n)
     print(f"{n:>4} × {n:<4} product     {flops / nbytes:>5.0f} operations per byte (computed)")
 
 # %% roofline-counter-text [markdown]
-# PyTorch counts the FLOPs of products, convolutions and attention for you. A layer of 1024 inputs and 1024
-# outputs does 1,048,576 multiply-adds for each row. The ReLU has no count: a count of FLOPs is not a time.
+# PyTorch counts the FLOPs of products, convolutions and attention for you. A layer of 1024 inputs
+# and 1024 outputs does 1,048,576 multiply-adds for each row. The ReLU has no count: a count of
+# FLOPs is not a time.
 
 # %% roofline-counter
+from torch.utils.flop_counter import FlopCounterMode
+
 layer = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU())
 with FlopCounterMode(display=False) as counter:
     layer(torch.randn(1, 1024))
 print(f"{counter.get_total_flops():,} FLOPs for one row (computed)")
 
 # %% roofline-rows-text [markdown]
-# For one row, a layer reads each weight and uses it once. For 64 rows it does 64 times as much arithmetic on
-# the same weights. Here is a layer of a language model, 4096 × 4096 in fp16:
+# For one row, a layer reads each weight and uses it once. For 64 rows it does 64 times as much
+# arithmetic on the same weights. Here is a layer of a language model, 4096 × 4096 in fp16:
 
 # %% roofline-rows-predict
-rows_guess = gpulab.predict(
-    "64 rows in place of 1: how many times as long does the layer take?", unit="times"
-)
+rows_guess = gpulab.predict("64 rows in place of 1: how many times as long?", unit="times")
 
 # %% roofline-rows
 weight = torch.randn(4096, 4096, device=gpu.device, dtype=torch.float16)
@@ -345,15 +337,14 @@ for rows in (1, 8, 64, 256):
     inputs = torch.randn(rows, 4096, device=gpu.device, dtype=torch.float16)
     took[rows] = microseconds(lambda x=inputs: x @ weight)
     flops, nbytes = product_cost(rows, 4096, 4096)
-    print(f"{rows:>3} rows: intensity {flops / nbytes:>4.0f}, {took[rows]:>4.0f} µs ({gpu.numbers})")
-rows_guess.compare(
-    round(took[64] / took[1], 2), gpu.numbers,
-    because="Either way the weights are read once, and the arithmetic is done meanwhile.",
-)
+    print(f"{rows:>3} rows: {flops / nbytes:>4.0f} FLOPs/byte, {took[rows]:>4.0f} µs ({gpu.numbers})")
+why = "Either way the weights are read once, and the arithmetic is done meanwhile."
+rows_guess.compare(round(took[64] / took[1], 2), gpu.numbers, because=why)
 
 # %% roofline-gpt-text [markdown]
-# Does that hold for a network? Here are the twelve layers of a small GPT on a virtual T4, with one new token
-# in each of several texts:
+# Does that hold for a network? Here are the twelve layers of a small GPT on a virtual T4, with one
+# new token in each of several texts. (Attention to earlier tokens is left out: its bytes grow with
+# the number of texts.)
 
 # %% roofline-gpt
 with gpulab.VirtualGPU("T4", compute=False), torch.no_grad():
@@ -363,18 +354,18 @@ with gpulab.VirtualGPU("T4", compute=False), torch.no_grad():
         x = torch.randn(texts, 1, 768, device="cuda", dtype=torch.float16)
         gpt(x)
         ms = gpulab.timing.operations(lambda x=x: gpt(x)).ms
-        print(f"{texts:>4} texts: {ms:>5.2f} ms on the GPU, {1000 * ms / texts:>6.1f} µs a text (virtual)")
+        print(f"{texts:>4} texts: {ms:>5.2f} ms, {1000 * ms / texts:>6.1f} µs a text (virtual)")
 
 # %% roofline-gpt-explain [markdown]
-# A batch costs little until its intensity comes near the balance. This is why training uses batches, and why a
-# server that writes one token at a time waits to answer many users at once. (A very fast GPU reads these
-# weights in less time than a launch takes. There the launch sets the time, and the extra rows
-# are just as cheap.)
+# A batch costs little until its intensity comes near the balance. This is why training uses
+# batches, and why a server that writes one token at a time waits to answer many users at once. (A
+# very fast GPU reads these weights in less time than a launch takes. There the launch sets the
+# time, and the extra rows are just as cheap.)
 #
 # ### See it move
 #
-# The roofline draws both limits on logarithmic axes: a slope for memory, a flat roof for arithmetic. It opens
-# on the layer above with one row, on a T4.
+# The roofline draws both limits on logarithmic axes: a slope for memory, a flat roof for
+# arithmetic. It opens on the layer above with one row, on a T4.
 #
 # 1. Raise *Rows* until the product reaches the flat roof. Where does the slope end?
 # 2. Go back to one row and take an H100. What do 15 times the arithmetic and 10 times the bandwidth bring?
@@ -384,8 +375,9 @@ with gpulab.VirtualGPU("T4", compute=False), torch.no_grad():
 gpulab.sim.roofline(rows=1)
 
 # %% waits-turn-text [markdown]
-# **Your turn** · 4 minutes. What does each of these operations wait for on a T4 (fp16, 65 TFLOP/s, 320 GB/s,
-# 5 µs for a launch): `"arithmetic"`, `"memory"` or `"launch"`? The longest of the three times decides.
+# **Your turn** · 4 minutes. What does each of these operations wait for on a T4 (fp16, 65 TFLOP/s,
+# 320 GB/s, 5 µs for a launch): `"arithmetic"`, `"memory"` or `"launch"`? The longest of the three
+# times decides.
 
 # %% waits-turn tags=["your-turn"]
 def waits_for():
@@ -416,27 +408,23 @@ gpulab.turn.what_waits(waits_for)
 # %% network-text [markdown]
 # ## A real network under the roof
 #
-# In a layer of BERT, matrix products do 99.8 % of the operations. Normalisations (softmax, layer norm) and
-# elementwise operations (bias, dropout, activation) do the rest. Ivanov and others measured a training step on a V100.
+# In a layer of BERT, matrix products do 99.8 % of the operations. Normalisations and elementwise
+# operations do the rest. Ivanov and others measured a training step on a V100.
 
 # %% network-predict
-network_guess = gpulab.predict(
-    "What share of the time goes to operations that are not matrix products?", unit="per cent"
-)
+network_guess = gpulab.predict("What share of the time is not matrix products?", unit="per cent")
 
 # %% network-recorded
-print("                 FLOPs     time")
-for kind, flops, time in (
-    ("matrix products", 99.80, 61.0),
-    ("normalisations", 0.17, 25.5),
-    ("elementwise", 0.03, 13.5),
-):
-    print(f"{kind:<15} {flops:>5.2f} %  {time:>4.1f} % (recorded)")
-network_guess.compare(
-    25.5 + 13.5, "recorded", because="They do little arithmetic, and move as many bytes."
-)
+why = "The other operations do little arithmetic, and move as many bytes."
+network_guess.compare(25.5 + 13.5, "recorded", because=why)
 
 # %% network-resnet-text [markdown]
+# | kind of operation | FLOPs | time (recorded) |
+# |---|---:|---:|
+# | matrix products | 99.80 % | 61.0 % |
+# | normalisations: softmax, layer norm | 0.17 % | 25.5 % |
+# | elementwise: bias, dropout, activation | 0.03 % | 13.5 % |
+#
 # And a convolutional network? One forward pass of ResNet-50, 64 images in bf16, on a virtual A100.
 # `timing.operations` lists what ran on the GPU:
 
@@ -452,17 +440,18 @@ with gpulab.VirtualGPU("A100-80", compute=False), torch.no_grad():
     print(gpulab.timing.operations(lambda: network(images), top=4))
 
 # %% network-explain [markdown]
-# Convolutions do practically all of the arithmetic in two fifths of the time. Batch norms, additions and ReLUs
-# take the rest, and wait for memory. So a network is more than its FLOPs.
+# Convolutions do practically all of the arithmetic in two fifths of the time. Batch norms,
+# additions and ReLUs take the rest, and wait for memory. FLOPs alone do not tell the time of a
+# network.
 #
-# Later lessons measure the remedies: **fuse** elementwise operations, so that the bytes move once (11);
-# use 16 bits, so that there are fewer (07); keep what attention computes on the chip (06).
+# Later lessons measure the remedies: **fuse** elementwise operations, so that the bytes move once
+# (11); use 16 bits, so that there are fewer (07); keep what attention computes on the chip (06).
 
 # %% amdahl-text [markdown]
 # ## Amdahl: the part that does not get faster
 #
-# A GPU speeds up one part of the job. If that part takes a share $p$ of the time and becomes $k$ times as fast,
-# then the whole job gains
+# A GPU speeds up one part of the job. If that part takes a share $p$ of the time and becomes $k$
+# times as fast, then the whole job gains
 #
 # $$\text{speed-up} = \frac{1}{(1 - p) + p / k} \;\le\; \frac{1}{1 - p}$$
 #
@@ -477,23 +466,24 @@ for share, factor in ((0.70, 10), (0.95, 8), (0.95, float("inf")), (0.99, 100)):
     print(f"{share:.0%} of it {factor:>3} × as fast: {speedup(share, factor):>4.1f} × (computed)")
 
 # %% amdahl-explain [markdown]
-# A GPU ten times as fast makes this step less than three times as fast. There are two ways out. **Overlap**:
-# load beside the GPU's work, and the longer of the two times counts (lesson 09). **Grow the problem**: a larger
-# model or batch has a larger parallel share (Gustafson's law).
+# A GPU ten times as fast makes this step less than three times as fast. There are two ways out.
+# **Overlap**: load beside the GPU's work, and the longer of the two times counts (lesson 09).
+# **Grow the problem**: a larger model or batch has a larger parallel share (Gustafson's law).
 
 # %% small-text [markdown]
 # ## When the CPU wins
 #
-# Three costs do not shrink with a faster GPU. Each kernel must be **launched** (5 to 15 µs from Python), data
-# must **cross the bus**, and a small problem leaves most lanes **idle**.
+# Three costs do not shrink with a faster GPU. Each kernel must be **launched** (5 to 15 µs from
+# Python), data must **cross the bus**, and a small problem leaves most lanes **idle**.
 #
-# Give the CPU every advantage: it reaches all of its data sheet at any size. A virtual A100 runs the
-# same matrix product and the same ReLU. *There and back* means data on the host, result wanted on the host.
+# Give the CPU every advantage: it reaches all of its data sheet at any size. A virtual A100 runs
+# the same matrix product and the same ReLU. *There and back* means data on the host, result wanted
+# on the host.
 
 # %% small-run
 sizes = [2**i for i in range(4, 12)]
 gains = {"product, data on the GPU": [], "product, there and back": [], "ReLU, there and back": []}
-with gpulab.VirtualGPU("A100-80", compute=False):
+with gpulab.VirtualGPU("A100-80"):
     for n in sizes:
         host, there = torch.randn(n, n), torch.randn(n, n, device="cuda")
         gpu_times = (
@@ -511,84 +501,75 @@ figure, axes = plt.subplots(figsize=(7.2, 3.4))
 for (name, values), style in zip(gains.items(), ("o-", "s--", "^:")):
     axes.plot(sizes, values, style, label=name)
     ahead = [n for n, gain in zip(sizes, values) if gain > 1]
-    print(f"{name:<25} GPU ahead from n = {min(ahead, default='no size')} (virtual)")
+    print(f"{name:<25} GPU ahead from n = {min(ahead, default='none')} (virtual)")
 axes.axhline(1, color="black", linewidth=1)
 axes.set_xscale("log", base=2)
 axes.set(yscale="log", xlabel="n, for n × n numbers", ylabel="CPU's time / A100's")
 axes.set_xticks(sizes, sizes)
-axes.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
 axes.set_title("A large product pays the way to the GPU, a ReLU does not")
 axes.legend()
-gpulab.style.show(figure, alt="An A100's gain over an ideal CPU against the size of a matrix: a product "
-    "rises from far below 1 to about 9, later where data is copied; a ReLU stays below 1.")  # fmt: skip
+gpulab.style.show(figure, alt="Products rise from far below 1 to about 9, a ReLU stays below 1.")
 
 # %% small-explain [markdown]
-# A product's arithmetic grows with $n^3$ and its bytes with $n^2$, so at some size it pays for its trip. The
-# ReLU's bytes cross the bus twice, and PCIe 4 moves 32 GB/s where this CPU reads its own memory at 90.
-# How fast the GPU is does not matter there. So what is on the GPU stays there.
+# A product's arithmetic grows with $n^3$ and its bytes with $n^2$, so at some size it pays for its
+# trip. The ReLU's bytes cross the bus twice, and PCIe 4 moves 32 GB/s where this CPU reads its own
+# memory at 90. How fast the GPU is does not matter there. So what is on the GPU stays there.
 #
 # ### One step on two GPUs
 #
-# A small network on tabular data: 16 inputs, 32 hidden units, 32 rows in a batch, trained with SGD. An H100
-# has 8 times the fp32 arithmetic of a T4, and 10 times its bandwidth. `gpulab.plan` runs a training step on
-# shapes alone, on either of them.
+# A small network on tabular data: 16 inputs, 32 hidden units, 32 rows in a batch, trained with SGD.
+# An H100 has 8 times the fp32 arithmetic of a T4, and 10 times its bandwidth. `gpulab.plan` runs a
+# training step on shapes alone, on either of them.
 
 # %% tiny-predict
-tiny_guess = gpulab.predict(
-    "How many times as fast as on a T4 is this training step on an H100?", unit="times"
-)
+tiny_guess = gpulab.predict("How many times as fast as on a T4 is an H100's step?", unit="times")
 
-# %% tiny-run
-def build(batch, device="cuda"):
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)).to(device)
+# %% tiny-build
+def training(model, x, y, loss):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x, y = torch.randn(batch, 16, device=device), torch.randn(batch, 1, device=device)
 
     def step():
         optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
+        loss(model(x), y).backward()
         optimizer.step()
 
     return step
 
 
-t4, h100 = (gpulab.plan(build, 32, name).step_ms for name in ("T4", "H100"))
+def tiny(batch):
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)).to("cuda")
+    x, y = torch.randn(batch, 16, device="cuda"), torch.randn(batch, 1, device="cuda")
+    return training(model, x, y, F.mse_loss)
+
+# %% tiny-run
+t4, h100 = (gpulab.plan(tiny, 32, name).step_ms for name in ("T4", "H100"))
 print(f"T4 {t4:.2f} ms, H100 {h100:.2f} ms a step (virtual)")
-tiny_guess.compare(
-    round(t4 / h100, 2), "virtual",
-    because="Both wait for the host, which launches one small kernel after another.",
-)  # fmt: skip
+why = "Both wait for the host, which launches one small kernel after another."
+tiny_guess.compare(round(t4 / h100, 2), "virtual", because=why)
 
 # %% tiny-resnet-text [markdown]
 # A large network with a small batch behaves alike. Here is a training step of ResNet-18:
 
 # %% tiny-resnet
-def build_resnet(batch):
+def resnet(batch):
     model = torchvision.models.resnet18().to("cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(batch, 3, 224, 224, device="cuda")
     y = torch.randint(1000, (batch,), device="cuda")
-
-    def step():
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
+    return training(model, x, y, F.cross_entropy)
 
 
 for batch in (1, 8, 64):
-    t4, h100 = (gpulab.plan(build_resnet, batch, name).step_ms for name in ("T4", "H100"))
-    print(f"batch {batch:>2}: T4 {t4:>5.1f} ms, H100 {h100:>4.1f} ms: {t4 / h100:>4.1f} × (virtual)")
+    t4, h100 = (gpulab.plan(resnet, batch, name).step_ms for name in ("T4", "H100"))
+    print(f"batch {batch:>2}: T4 {t4:>5.1f}, H100 {h100:>4.1f} ms: {t4 / h100:>4.1f} × (virtual)")
 
 # %% tiny-explain [markdown]
-# With one image both GPUs wait for the **host**: Python, the dispatcher, autograd and the optimizer take longer
-# for a kernel than the GPU does. The H100 still waits with eight images. (How long depends on the host: the virtual one
-# was fitted to published runs of BERT and OPT.)
+# With one image both GPUs wait for the **host**: Python, the dispatcher, autograd and the optimizer
+# take longer for a kernel than the GPU does. The H100 still waits with eight images. (How long
+# depends on the host: the virtual one was fitted to published runs of BERT and OPT.)
 #
-# An IEEE study measured the same (Nishanth et al. 2022, an Intel i5 against a GTX 1650): CNNs ran 8.8 times as
-# fast on the GPU, RNNs 4.9 times, and **a plain network 1.2 times faster on the CPU**. The
-# [race simulator](simulators.ipynb) lets you try such contests.
+# An IEEE study measured such a case (Nishanth et al. 2022, an Intel i5 against a GTX 1650): CNNs
+# ran 8.8 times as fast on the GPU, RNNs 4.9 times, and **a plain network 1.2 times faster on the
+# CPU**. The [race simulator](simulators.ipynb) lets you try such contests.
 
 # %% web-text [markdown]
 # ## What the web says
@@ -600,17 +581,13 @@ for batch in (1, 8, 64):
 # | “95 % parallel makes 20 times.” | The limit for infinitely many workers. With 8: 5.9. |
 # | “Most operations are limited by bandwidth.” | True by number in the ResNet-50 and the BERT layer above. |
 # | “Tensor cores are 12 times CUDA cores.” | V100 against P100. On one chip 2 to 30, for products only. |
-# | “A CPU would train GPT-4 for 35,000 years.” | Those are the years of *one A100* in fp32: see below. |
-
-# %% web-gpt
-operations, year = 2.15e25, 365.25 * 24 * 3600  # GPT-4's training: reported, unofficial
-for name, rate in (("a CPU of 1 TFLOP/s", 1e12), ("A100, fp32", 19.5e12), ("A100, bf16", 312e12)):
-    print(f"{name:<18} {operations / rate / year:>7,.0f} years at its peak (computed)")
+# | “A CPU would train GPT-4 for 35,000 years.” | Those are the years of *one A100* at its fp32 peak. At 1 TFLOP/s the reported 2.15 × 10²⁵ operations (unofficial) take 681,000. |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
-# **Expecting a GPU to make a loop fast.** Each pass of this loop launches two kernels for a single number:
+# **Expecting a GPU to make a loop fast.** Each pass of this loop launches two kernels for a single
+# number:
 
 # %% mistake-gpu-loop
 x = torch.randn(1000, device=gpu.device)
@@ -626,10 +603,11 @@ slow, fast = microseconds(one_by_one), microseconds(lambda: x.clamp(min=0))
 print(f"1000 numbers one by one: {slow:,.0f} µs, at once: {fast:,.0f} µs ({gpu.numbers})")
 
 # %% mistakes-more [markdown]
-# **Peaks that are not yours.** The H100's data sheet says 1979 TFLOP/s in fp16, “with sparsity”. Dense it is
-# 989.5, and in fp32 67. Ask for which format, and dense.
+# **Peaks that are not yours.** The H100's data sheet says 1979 TFLOP/s in fp16, “with sparsity”.
+# Dense it is 989.5, and in fp32 67.
 #
-# **Timing without waiting.** PyTorch returns before the GPU is done. A stopwatch then shows the launch (lesson 03).
+# **Timing without waiting.** PyTorch returns before the GPU is done. A stopwatch then shows the
+# launch (lesson 03).
 
 # %% quiz-text [markdown]
 # ## Quick check
@@ -653,8 +631,8 @@ gpulab.quiz(1)
 # %% next [markdown]
 # ## What next
 #
-# The [exercises](../exercises/01_why_gpus.ipynb): count a layer, find a crossover. Then
-# [the map of the course](00_start_here.ipynb).
+# The [exercises](../exercises/01_why_gpus.ipynb): count a layer, find a crossover. Then [the map of
+# the course](00_start_here.ipynb).
 #
 # ## References
 #

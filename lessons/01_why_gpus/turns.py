@@ -48,7 +48,9 @@ def two_masks(masks: Any) -> None:
     for name, mask in zip(("cheap", "expensive"), got, strict=True):
         if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape != (THREADS,):
             raise NotYet(
-                f"{brief(mask)} for `{name}`", expected=f"{THREADS} booleans", likely="a comparison gives them: `<`, `==`"
+                f"{brief(mask)} for `{name}`",
+                expected=f"{THREADS} booleans",
+                likely="a comparison gives them: `<`, `==`",
             )
     if not any(mask.any() for mask in got):
         raise AsGiven("no thread takes the branch")
