@@ -84,7 +84,7 @@ def gpu_memories() -> Picture:
     boxes = (
         ("Lanes", "6912"),
         ("Registers", "27 MB"),
-        ("L1, shared", "20 MB"),
+        ("L1", "20 MB"),
         ("L2", "40 MB"),
         ("HBM", "80 GB"),
         ("Host", "terabytes"),
@@ -109,7 +109,7 @@ def gpu_memories() -> Picture:
         text(
             430,
             middle + 134,
-            "TB/s, computed from the data sheet; the width of a path is its bandwidth",
+            "TB/s, computed from data sheet and whitepaper; the width of a path is its bandwidth",
             anchor="middle",
             fill=MUTED,
         )

@@ -159,7 +159,7 @@ for name, (cores, lanes, clock, memory) in machines.items():
 # %% lanes-explain [markdown]
 # The small CPU has 256 lanes, at almost three times the clock of an A100. The A100 has 27 times the
 # lanes. Its arithmetic is 9.5 times as fast, its memory 23 times. Work in fp32 that uses both
-# machines equally well gains about as much as these ratios.
+# machines equally well gains between 9.5 and 23 times.
 #
 # Where you read more, something else has changed: the format, the batch, or a CPU that used one
 # lane of one core. [Which GPU?](../docs/cards.md) has the same columns for all GPUs of the course.
@@ -176,7 +176,7 @@ for name, (cores, lanes, clock, memory) in machines.items():
 # runs one side only. The toy below has 1024 threads, and each side takes 10 clocks.
 
 # %% warps-predict
-branch_guess = gpulab.predict("Every 32nd thread branches: how many times the clocks?", unit="times")
+branch_guess = gpulab.predict("Every 32nd thread branches: how many times as slow?", unit="times")
 
 # %% warps-run
 def warp_clocks(takes_branch, cost=10):
@@ -337,7 +337,7 @@ for rows in (1, 8, 64, 256):
     inputs = torch.randn(rows, 4096, device=gpu.device, dtype=torch.float16)
     took[rows] = microseconds(lambda x=inputs: x @ weight)
     flops, nbytes = product_cost(rows, 4096, 4096)
-    print(f"{rows:>3} rows: {flops / nbytes:>4.0f} FLOPs/byte, {took[rows]:>4.0f} µs ({gpu.numbers})")
+    print(f"{rows:>3} rows: {flops / nbytes:>4.0f} FLOPs/byte, {took[rows]:.0f} µs ({gpu.numbers})")
 why = "Either way the weights are read once, and the arithmetic is done meanwhile."
 rows_guess.compare(round(took[64] / took[1], 2), gpu.numbers, because=why)
 
