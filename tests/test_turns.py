@@ -61,6 +61,72 @@ def right(turn):
 
 # --- lesson 01 -------------------------------------------------------------------------------------------------------
 
+
+@right("half_the_time")
+def in_bf16(x):
+    return x.bfloat16()
+
+
+@wrong("half_the_time", "shape (2048,)", "numbers were left out")
+def half_of_the_numbers(x):
+    return x[: len(x) // 2]
+
+
+@wrong("half_the_time", "8 bytes a number", "half of 4 is 2")
+def more_bytes(x):
+    return x.double()
+
+
+@wrong("half_the_time", "1 bytes a number", "half of 4 is 2")
+def in_one_byte(x):
+    return x.to(torch.float8_e4m3fn)
+
+
+@wrong("half_the_time", "other numbers (torch.int16)", "a whole-number type")
+def whole_numbers(x):
+    return x.short()
+
+
+@wrong("half_the_time", "4 bytes a number", "half of 4 is 2")
+def rounded_and_back(x):
+    return x.half().float()
+
+
+@wrong("half_the_time", "None", "the return is missing")
+def returns_no_numbers(x):
+    x.half()
+
+
+@right("two_masks")
+def whole_warps_and_halves_of_warps(thread):
+    return [thread // 32 % 2 == 0, thread % 32 < 16]
+
+
+@wrong("two_masks", "32 of 32 warps of `cheap` run both sides", "a warp is 32 threads in a row")
+def the_wrong_way_round(thread):
+    return thread % 2 == 0, thread < 512
+
+
+@wrong("two_masks", "2 of 32 warps of `expensive`", "a warp is 32 threads in a row")
+def across_two_warps(thread):
+    return thread < 512, (thread >= 16) & (thread < 528)
+
+
+@wrong("two_masks", "32 threads of `expensive` take the branch", "half of the threads")
+def one_of_each_warp(thread):
+    return thread < 512, thread % 32 == 0
+
+
+@wrong("two_masks", "for `expensive`", "a comparison gives them")
+def numbers_for_a_mask(thread):
+    return thread < 512, thread % 2
+
+
+@wrong("two_masks", "None", "the return is missing")
+def returns_no_masks(thread):
+    thread < 512, thread % 2 == 0
+
+
 WAITS = {
     "relu of 64 Mi numbers": "memory",
     "relu of 1,000 numbers": "launch",

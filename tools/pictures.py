@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gpulab
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, PAPER
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, SKY
 from virtualgpu.pictures.svg import HEAD, Picture, bar, line, rect, shape, text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,8 +70,87 @@ def _arrow(start: float, end: float, y: float, words: str, width: float) -> list
     ]
 
 
+def gpu_memories() -> Picture:
+    """The memories of an A100 from its lanes outwards, joined by paths as wide as they are fast."""
+    # what all of the chip moves, in TB/s at 1.41 GHz: a lane reads three numbers of 4 bytes for a multiply-add in a
+    # clock; an SM's L1 gives 128 bytes in a clock, the L2 5120 (A100 whitepaper); HBM2e and PCIe 4 x16 by data sheet
+    paths = (
+        ("117", 6912 * 12 * 1.41e-3),
+        ("19.5", 108 * 0.128 * 1.41),
+        ("7.2", 5.12 * 1.41),
+        ("2.0", 2.039),
+        ("0.03", 0.032),
+    )
+    boxes = (
+        ("Lanes", "6912"),
+        ("Registers", "27 MB"),
+        ("L1", "20 MB"),
+        ("L2", "40 MB"),
+        ("HBM", "80 GB"),
+        ("Host", "terabytes"),
+    )
+    per_tb, middle, wide, gap = 1.5, 108, 90, 56
+    body = []
+    for i, (name, size) in enumerate(boxes):
+        x = 18 + i * (wide + gap)
+        body += [
+            rect(x, middle - 90, wide, 180, fill=PAPER, stroke=BLUE if name == "Host" else GREEN, radius=8),
+            text(x + wide / 2, middle - 6, name, anchor="middle", weight="bold"),
+            text(x + wide / 2, middle + 16, size, anchor="middle"),
+        ]
+        if i:
+            speed, width = paths[i - 1][0], max(1.0, paths[i - 1][1] * per_tb)
+            start = x - gap
+            body += [
+                bar(start, middle - width / 2, gap, width, fill=ORANGE),
+                text(start + gap / 2, middle + 112, speed, anchor="middle", weight="bold"),
+            ]
+    body.append(
+        text(
+            430,
+            middle + 134,
+            "TB/s, computed from data sheet and whitepaper; the width of a path is its bandwidth",
+            anchor="middle",
+            fill=MUTED,
+        )
+    )
+    return Picture(860, 250, "Each path away from the lanes is narrower", GPU_MEMORIES, tuple(body), 1)
+
+
+def bytes_in_flight() -> Picture:
+    """Little's law: two pipes as wide as the bandwidth and as long as the latency; the area is what is on its way."""
+    body = []
+    for y, name, gb_s, ns, held in ((70, "A100", 2039, 330, "674 kB in flight"), (166, "CPU", 90, 90, "8 kB")):
+        width, length = gb_s * 0.045, ns * 1.6
+        body += [
+            text(18, y + 5, name, size=HEAD, weight="bold"),
+            bar(100, y - width / 2, length, width, fill=SKY),
+        ]
+        words = f"{gb_s:,} GB/s wide, {ns} ns long"
+        if length > 300:
+            body += [
+                text(100 + length / 2, y + 5, held, anchor="middle", weight="bold"),
+                text(100 + length + 14, y + 5, words),
+            ]
+        else:
+            body.append(text(100 + length + 14, y + 5, f"{words}: {held}"))
+    return Picture(860, 190, "A wide memory that answers late must be kept full", BYTES_IN_FLIGHT, tuple(body), 1)
+
+
+GPU_MEMORIES = (
+    "Data paths of an A100 to scale: "
+    "registers to lanes 117 TB/s, L1 and shared memory 19.5, L2 7.2, HBM 2.0, PCIe 0.03."
+)
+BYTES_IN_FLIGHT = (
+    "Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 674 kB, "
+    "the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB."
+)
 HOST_AND_GPU = "The host sends launches and data over the bus, and the GPU computes them in its own memory."
-TEXTS: dict[str, Callable[[], Picture]] = {"host_and_gpu": host_and_gpu}  # of lectures' texts
+TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
+    "host_and_gpu": host_and_gpu,
+    "gpu_memories": gpu_memories,
+    "bytes_in_flight": bytes_in_flight,
+}
 
 
 def timeline() -> gpulab.memory.MemoryCurve:

@@ -1,4 +1,4 @@
-"""Judges the turn of lesson 01: the limit of an operation on a given GPU."""
+"""Judges the turns of lesson 01: fewer bytes for a ReLU, masks of a branch, the limit of an operation on a GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,64 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpulab.exercise.turns import AsGiven, NotYet, turn
 from gpulab.exercise.wording import brief
+
+THREADS, WARP = 1024, 32
+
+
+@turn("the same numbers in 16 bits: half of the bytes, so half of the time")
+def half_the_time(prepare: Any) -> None:
+    """A function of a float32 tensor that returns its numbers in half of the bytes."""
+    x = torch.randn(2**12)
+    got = prepare(x.clone())
+    if not isinstance(got, torch.Tensor):
+        raise NotYet(brief(got), expected="a tensor", likely="the return is missing")
+    if got.shape != x.shape:
+        raise NotYet(
+            f"shape {tuple(got.shape)}", expected=f"{tuple(x.shape)}: as many results", likely="numbers were left out"
+        )
+    if got.dtype == x.dtype and torch.equal(got, x):
+        raise AsGiven("`prepare` returns `x` as it is")
+    if got.itemsize != 2:
+        raise NotYet(
+            f"{got.itemsize} bytes a number ({got.dtype})",
+            expected="2 bytes",
+            likely="the time is bytes over bandwidth, and half of 4 is 2",
+        )
+    if not torch.allclose(got.float(), x, rtol=2**-7, atol=1e-6):
+        raise NotYet(
+            f"other numbers ({got.dtype})", expected="those of `x`, rounded to 16 bits", likely="a whole-number type"
+        )
+
+
+@turn("512 of 1024 twice: whole warps that agree cost nothing, a split in every warp costs double")
+def two_masks(masks: Any) -> None:
+    """A function of the threads' numbers that returns a cheap and an expensive mask, half of the threads in each."""
+    got = masks(torch.arange(THREADS))
+    if not isinstance(got, (tuple, list)) or len(got) != 2:
+        raise NotYet(brief(got), expected="two masks", likely="the return is missing, or one mask of the two")
+    for name, mask in zip(("cheap", "expensive"), got, strict=True):
+        if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape != (THREADS,):
+            raise NotYet(
+                f"{brief(mask)} for `{name}`",
+                expected=f"{THREADS} booleans",
+                likely="a comparison gives them: `<`, `==`",
+            )
+    if not any(mask.any() for mask in got):
+        raise AsGiven("no thread takes the branch")
+    for name, mask, split in zip(("cheap", "expensive"), got, (0, THREADS // WARP), strict=True):
+        taken, warps = int(mask.sum()), mask.view(-1, WARP)
+        if taken != THREADS // 2:
+            raise NotYet(
+                f"{taken} threads of `{name}` take the branch", expected=f"{THREADS // 2}", likely="half of the threads"
+            )
+        both = int((warps.any(dim=1) & ~warps.all(dim=1)).sum())
+        if both != split:
+            raise NotYet(
+                f"{both} of {THREADS // WARP} warps of `{name}` run both sides",
+                expected=f"{split}",
+                likely="a warp is 32 threads in a row: 0 to 31, 32 to 63, and so on",
+            )
+
 
 WORDS = ("arithmetic", "memory", "launch")
 PEAK, BANDWIDTH, LAUNCH = 65e12, 320e9, 5e-6  # a T4: FLOP/s in fp16, bytes/s (recorded); s (assumed)
