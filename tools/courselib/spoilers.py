@@ -5,7 +5,7 @@ as a reader rounds, to as many significant digits as the text writes (one digit 
 
 - stands with the answer's unit (`3.5 times`, `3.5 ×`, `7 lines`, `seven lines`), or as in `seven of thirteen`,
   `line 11` where the question asks how many of thirteen, or which line; words are read from one to thirteen, and
-  `twice`; or
+  `twice as`, `twice the`; or
 - is the same in the other form: `31 % more` for 1.31 times, `1.31 times` for 31 %; or
 - has two significant digits and no other word behind it, or three or more.
 
@@ -71,12 +71,9 @@ class Answer:
     def told_in(self, sentence: str) -> bool:
         """Whether the sentence tells the number, by the rule of this module."""
         given = {number for number, *_ in _numbers(self.question)}
-        if (
-            self.behind == TIMES
-            and self.value == 2
-            and 2 not in given
-            and re.search(r"\btwice\b", sentence, re.IGNORECASE)
-        ):
+        often = re.search(r"\bhow often\b", self.question, re.IGNORECASE)
+        twice = r"\btwice\b" if often else r"\btwice (?:as|the|what|that)\b|^twice\b"
+        if self.behind == TIMES and self.value == 2 and 2 not in given and re.search(twice, sentence, re.IGNORECASE):
             return True
         for number, digits, before, behind in _numbers(sentence):
             if number in given:
