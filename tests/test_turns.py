@@ -585,7 +585,7 @@ def accuses_whoever_is_there(**figures):
     return *shares(**figures), "another process"
 
 
-@wrong("account", "'live tensors' for", "ask for this first", 'expected: "fragmentation"')
+@wrong("account", "'another process' for", "ask for this first", 'expected: "fragmentation"')
 def knows_no_fragmentation(**figures):
     others, context = shares(**figures)
     missing = figures["tried"] - figures["free"]
@@ -694,7 +694,7 @@ def validation(name, judged, one, context=torch.no_grad, trains=True, evaluates=
 
 
 validation("in_inference_mode", right("validate"), torch.Tensor.item, torch.inference_mode)
-validation("on_the_host", right("validate"), torch.Tensor.cpu)
+validation("on_the_host", right("validate"), lambda loss: loss.cpu())
 validation(
     "without_the_block", wrong("validate", "builds a graph", "come after the pass"), torch.Tensor.item, nullcontext
 )
