@@ -239,11 +239,11 @@ def source_of(path, start, end):
 # Where some of them are tried or named one after the other, and other words for a remedy there.
 IN_PART = {
     "06, bars": (
-        ("lessons/06_less_memory/lecture.py", "prices = {", "\n}"),
-        {"kernels that write less": "attention kernel", "checkpointing": "block checkpointed"},
+        ("lessons/06_less_memory/lecture.py", "prices = {", "show(prices)"),
+        {"kernels that write less": '"kernel"', "checkpointing": "+ checkpointing"},
     ),
     "06, text": (
-        ("lessons/06_less_memory/lecture.py", "Memory that costs no time comes first", "On a real GPU"),
+        ("lessons/06_less_memory/lecture.py", "Memory that costs no time comes first", "A plan is a prediction"),
         {"kernels that write less": "attention kernel", "autocast": "mixed precision"},
     ),
     "13": (

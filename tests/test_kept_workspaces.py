@@ -75,4 +75,6 @@ del block, parameter
 gc.collect()
 print("gone:", seen() is None)
 """
-    assert "gone: True" in printed("06_less_memory/lecture.py", "setup", "model", "backward-run", after=after)
+    assert "gone: True" in printed(
+        "06_less_memory/lecture.py", "setup", "imports", "model", "backward-run", after=after
+    )

@@ -24,6 +24,7 @@ from courselib.ready import python_here
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import gpulab
 from gpulab import course
@@ -491,37 +492,145 @@ def keeps_a_copy_too(model, optimizer, inputs, targets):
 
 # --- lesson 06 -------------------------------------------------------------------------------------------------------
 
-REMEDIES = {
-    "batch 1 in 950 MiB": "fused AdamW",
-    "batch 8 in 1,900 MiB": "autocast",
-    "batch 8 in 1,200 MiB": "checkpoint",
-    "batch 1 in 600 MiB": "Adafactor",
-}
+
+@right("in_segments")
+def segments_by_sequential(model, x):
+    return checkpoint_sequential(model, 8, x, use_reentrant=False)
+
+
+@right("in_segments")
+def segments_of_two(model, x):
+    for first in range(0, len(model), 2):
+        x = checkpoint(model[first : first + 2], x, use_reentrant=False)
+    return x
+
+
+@wrong("in_segments", "a peak of 100 %", "no block is computed again")
+def no_segment(model, x):
+    return model(x)
+
+
+@wrong("in_segments", "a peak of", "computed again, too many at once")
+def two_large_segments(model, x):
+    for half in (model[:6], model[6:]):
+        x = checkpoint(half, x, use_reentrant=False)
+    return x
+
+
+@wrong("in_segments", "block 0 of 0 to 7 gets no gradient", "cuts the graph")
+def segments_detached(model, x):
+    for block in model:
+        x = checkpoint(block, x.detach(), use_reentrant=False)
+    return x
+
+
+@wrong("in_segments", "an output without a graph", "no_grad or detach")
+def segments_without_a_graph(model, x):
+    with torch.no_grad():
+        return model(x)
+
+
+@wrong("in_segments", "gets another gradient", "preserve_rng_state=False")
+def segments_with_other_masks(model, x):
+    for block in model:
+        x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+    return x
+
+
+@wrong("in_segments", "None came back", "the return is missing")
+def segments_returned_by_none(model, x):
+    for block in model:
+        x = checkpoint(block, x, use_reentrant=False)
+
+
+@right("best_segments")
+def segments_tried_out(layers, inside, given):
+    best = None
+    for count in range(1, layers + 1):
+        kept = count * given + layers / count * inside
+        if layers % count == 0 and (best is None or kept < best[0]):
+            best = kept, count
+    return best[1]
+
+
+@wrong("best_segments", "does not divide", "compare the divisors")
+def segments_by_the_formula(layers, inside, given):
+    return max(1, min(layers, round((layers * inside / given) ** 0.5)))
+
+
+@wrong("best_segments", "the number that keeps the most")
+def segments_as_few_as_can_be(layers, inside, given):
+    return 1
+
+
+@wrong("best_segments", "S inputs, and the inside of layers / S layers")
+def segments_of_one_layer(layers, inside, given):
+    return layers
+
+
+@wrong("best_segments", "the return is missing")
+def segments_of_none(layers, inside, given):
+    layers // given
+
+
+@right("untrained")
+def untrained_in_a_set(model):
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {name for name in trained if trained[name].grad is None}
+
+
+@wrong("untrained", "layer 1 is frozen")
+def untrained_and_frozen(model):
+    return [name for name, p in model.named_parameters() if p.grad is None]
+
+
+@wrong("untrained", "a gradient of zeros is a gradient")
+def untrained_by_value(model):
+    return [name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
+
+
+@wrong("untrained", "a list of names", "has names and parameters")
+def untrained_parameters(model):
+    return [p for p in model.parameters() if p.requires_grad and p.grad is None]
+
+
+@wrong("untrained", "look at p.requires_grad and p.grad")
+def untrained_weights(model):
+    return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None and p.dim() == 2]
+
+
+REMEDIES = ["fused AdamW", "autocast", "checkpoint", "Adafactor"]
+
+
+def remedies(name, judged, **said):
+    """The right list with another remedy for one job: `job2="…"`."""
+    (job, word), *_ = said.items()
+    answer = lambda: [word if f"job{i}" == job else right for i, right in enumerate(REMEDIES, 1)]  # noqa: E731
+    answer.__name__ = name
+    judged(answer)
 
 
 @right("must_fit")
-def remedies_in_another_order():
-    return dict(reversed(REMEDIES.items()))
+def remedies_in_a_tuple():
+    return tuple(REMEDIES)
 
 
-@wrong("must_fit", "'checkpoint' for batch 1 in 950 MiB", "peak is 1,080 MiB, at the optimizer's step")
-def checkpoints_what_is_not_in_the_peak():
-    return REMEDIES | {"batch 1 in 950 MiB": "checkpoint"}
-
-
-@wrong("must_fit", "'fused AdamW' for batch 8 in 1,900 MiB", "peak is 2,232 MiB, at the end of the forward pass")
-def fuses_what_is_not_in_the_peak():
-    return REMEDIES | {"batch 8 in 1,900 MiB": "fused AdamW"}
-
-
-@wrong("must_fit", "expected: autocast: 648 + max(900, 432) MiB", "it fits too, and costs more")
-def checkpoints_where_autocast_is_enough():
-    return REMEDIES | {"batch 8 in 1,900 MiB": "checkpoint"}
-
-
-@wrong("must_fit", "'offload' for batch 1 in 600 MiB", "the four words are")
-def another_remedy():
-    return REMEDIES | {"batch 1 in 600 MiB": "offload"}
+remedies(
+    "checkpoints_what_is_not_in_the_peak",
+    wrong("must_fit", "'checkpoint' for job 1, batch 1 in 950 MiB", "peak is 1,080 MiB, at the optimizer's step"),
+    job1="checkpoint",
+)
+remedies(
+    "fuses_what_is_not_in_the_peak",
+    wrong("must_fit", "'fused AdamW' for job 2", "peak is 2,232 MiB, at the end of the forward pass"),
+    job2="fused AdamW",
+)
+remedies(
+    "checkpoints_where_autocast_is_enough",
+    wrong("must_fit", "expected: autocast: 648 + max(900, 432) MiB", "it fits too, and costs more"),
+    job2="checkpoint",
+)
+remedies("another_remedy", wrong("must_fit", "'offload' for job 4", "the four words are"), job4="offload")
 
 
 @wrong("must_fit", "None", "the return is missing")
@@ -1528,7 +1637,7 @@ def tell(capsys, monkeypatch, tmp_path):
 
 def run_cell(source):
     """The cell's code, in a process where the lecture's first cell has been run."""
-    names = {"torch": torch, "nn": nn, "F": F, "gpulab": gpulab, "fully_shard": fully_shard}
+    names = {"torch": torch, "nn": nn, "F": F, "gpulab": gpulab, "fully_shard": fully_shard, "checkpoint": checkpoint}
     exec(source, names)
     return names
 

@@ -6,6 +6,7 @@ high, or a pixel wide, are drawn together, so that the picture of a run of any l
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ def _tensors(curve: MemoryCurve, scale: _Scale) -> Iterator[str]:
         most = int(len(bands) * min(0.9, MOST / letters))
     yield from _together(curve, scale, piled)
     yield from bands
-    labels = (_label(band, scale) for band in piled.bands)
+    marks = _apart(curve, scale)
+    labels = (_label(band, scale, marks) for band in piled.bands)
     yield f'<g pointer-events="none">{"".join(labels)}</g>'  # over a label, its band is what is pointed at
 
 
@@ -165,19 +167,21 @@ def _outline(band: Band, scale: _Scale) -> str:
     return f"M{steps[0][0]} {num(scale.y(steps[0][1]))}{there}{back}z"
 
 
-def _label(band: Band, scale: _Scale) -> str:
-    """The size and the line in the widest piece of a band, as far as there is room; else nothing."""
+def _label(band: Band, scale: _Scale, marks: Sequence[float]) -> str:
+    """The size and the line in the widest piece of a band, as far as there is room between `marks`; else nothing."""
     one = band.allocation
     if PLOT * one.nbytes / scale.most < SMALL + 2:
         return ""
     ends = [*(point for point, _ in band.steps[1:]), band.end]
     pieces = [(end - start, start, below) for (start, below), end in zip(band.steps, ends, strict=True)]
     wide, start, below = max(pieces)
-    room = scale.x(start + wide) - scale.x(start) - 12
+    left, right = scale.x(start), scale.x(start + wide)
+    edges = [left, *(x for x in marks if left < x < right), right]
+    room, left = max((after - before - 12, before + 6) for before, after in itertools.pairwise(edges))
     code = one.line.partition("\n")[0].partition(": ")[2]
     for words in (f"{mib(one.nbytes)}  {code}", mib(one.nbytes)):
         if length(words, SMALL) <= room:
-            return text(scale.x(start) + 6, scale.y(below + one.nbytes / 2) + 4.5, words, size=SMALL)
+            return text(left, scale.y(below + one.nbytes / 2) + 4.5, words, size=SMALL)
     return ""
 
 

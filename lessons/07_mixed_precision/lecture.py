@@ -424,12 +424,12 @@ for name in ("T4", "L4", "A100-80", "H100"):
         hardware = torch.cuda.is_bf16_supported(including_emulation=False)
     count += hardware
     print(f"{name:<17}{''.join(f'{rate:8.1f}' for rate in rates[name])}    {hardware}")
-told = """is_bf16_supported() means: can I make such a tensor; it counts emulation. The T4 computes in bf16, correctly, and
-gives up the speed you wanted. Ampere (2020) and later have bf16 and TF32, Volta and Turing fp16 only."""
+told = "Ampere (2020) and later have bf16 and TF32, Volta and Turing fp16 only: there bf16 runs, and gains no speed."
 in_hardware.compare(count, "virtual", because=told)
 
 # %% gpus-explain [markdown]
-# Ask with `including_emulation=False`, or for capability 8.0. (For emulated bf16 the model takes the float32 rate.)
+# `is_bf16_supported()` means “can I make such a tensor”, and **counts emulation**. Ask with `including_emulation=False`,
+# or for capability 8.0. (For emulated bf16 the model takes the float32 rate.)
 #
 # And a T4 that promises 65 TFLOP/s? It begins with 49, and its 70 W allow 23 of them in the long run (a forum of NVIDIA's has
 # 24, recorded). The L4, at 72 W, is in the same position; the A100 at 400 W is not.

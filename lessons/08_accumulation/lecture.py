@@ -77,13 +77,13 @@ def tutorial_loop(model, optimizer, batches, accumulation_steps):
 
 model = make_cnn()
 ten_batches = list(zip(images[:160].split(16), labels[:160].split(16), strict=True))
-steps_guess.compare(tutorial_loop(model, torch.optim.SGD(model.parameters(), lr=0.1), ten_batches, 8))
+steps = tutorial_loop(model, torch.optim.SGD(model.parameters(), lr=0.1), ten_batches, 8)
+told = """Two of the ten batches were computed and never used. Worse, their gradient is still in .grad, where it is added to
+the first window of the next epoch."""
+steps_guess.compare(steps, because=told)
 print("gradient left in .grad afterwards:", gradient(model).abs().sum().item() > 0)
 
 # %% question-answer [markdown]
-# One step, for ten batches. Two of the ten were computed and never used. Worse, their gradient is still in `.grad`, where
-# it is added to the first window of the next epoch.
-#
 # The loop looks right because it *is* right whenever the number of batches divides evenly. Examples usually use 16
 # batches and 4 steps, which hides the fault. This lesson takes the loop apart and puts it together properly.
 
@@ -218,22 +218,17 @@ def bytes_kept(model, forward):
     return sum(kept.values())
 
 
-# %% saved-predict
-bytes_guess = gpulab.predict("Batch 64 keeps how many times the bytes of batch 16?")
-
 # %% saved-run
 model, sizes = make_cnn().to(gpu.device), {}
 for n in (1, 16, 64):
     a, b = images[:n].to(gpu.device), labels[:n].to(gpu.device)
     sizes[n] = bytes_kept(model, lambda: F.cross_entropy(model(a), b))
     print(f"batch {n:2}: {sizes[n]:>9,} bytes = {sizes[n] / 2**10:6.1f} KiB kept for backward ({gpu.numbers})")
-bytes_guess.compare(sizes[64] / sizes[16], gpu.numbers)
 
 # %% saved-explain [markdown]
-# A factor of four, but for a few bytes: every layer keeps the same bytes per sample, so what is kept is proportional to
-# the batch. (Each batch is copied to the GPU here. A slice of a data set that is already on the GPU shares the storage
-# of all 1500 images, and the count would find the whole storage. The same trap makes a small view keep a large tensor
-# alive.)
+# Every layer keeps the same bytes per sample, so what is kept is proportional to the batch, but for a few bytes. (Each
+# batch is copied to the GPU here. A slice of a data set that is already on the GPU shares the storage of all 1500
+# images, and the count would find the whole storage. The same trap makes a small view keep a large tensor alive.)
 #
 # Now the part that accumulation does **not** reduce. Parameters, gradients and Adam's state have nothing to do with the
 # batch. So look at the peak of a whole update of 8 samples in one piece, in two and in eight. The model has four
@@ -270,16 +265,16 @@ for micro in (8, 4, 1):
     fp16, peak = update(8, micro, half=True), plan.peak_allocated / 2**20
     print(f"{8 // micro} × {micro}: peak {peak:6,.0f} MiB, {8000 / plan.step_ms:3.0f} samples/s; under autocast", end=" ")
     print(f"{8000 / fp16.step_ms:3.0f}, kernels running {fp16.gpu_busy:4.0%} of the time (virtual V100)")
-peak_guess.compare(round(100 * plan.peak_allocated / whole.peak_allocated), "virtual")
+told = """An eighth of the batch does not bring an eighth of the memory. Weights, gradients and AdamW's state are a floor;
+the last row stands on it, and a little above, for AdamW itself needs room while it steps."""
+peak_guess.compare(round(100 * plan.peak_allocated / whole.peak_allocated), "virtual", because=told)
 fixed = plan.weights + plan.gradients + plan.optimizer_state
 print(f"weights, gradients and AdamW's state: {fixed / 2**20:.0f} MiB (virtual), whatever the batch")
 
 # %% plan-explain [markdown]
-# An eighth of the batch does not bring an eighth of the memory. Weights, gradients and AdamW's state are a floor; the
-# last row stands on it, and a little above, for AdamW itself needs room while it steps. From there on smaller
-# micro-batches would cost speed and save nothing. In float32 they cost little: products of fewer rows use the GPU less
-# well, and each gradient is added to the one before. Under autocast the last row has half the speed: the kernels are so
-# short that the GPU waits for the host, which launches nearly eight times as many.
+# From there on smaller micro-batches would cost speed and save nothing. In float32 they cost little: products of fewer
+# rows use the GPU less well, and each gradient is added to the one before. Under autocast the last row has half the
+# speed: the kernels are so short that the GPU waits for the host, which launches nearly eight times as many.
 #
 # There is a second price. Without accumulation `.grad` is `None` during the forward pass: `zero_grad()` releases the
 # gradients, and backward makes them while activations are being released. With accumulation, the gradients of the
@@ -294,11 +289,11 @@ one, two = update(4, 4), update(8, 4)
 grown = two.peak_allocated - one.peak_allocated
 for name, plan in (("1 × 4", one), ("2 × 4", two)):
     print(f"{name}: peak {plan.peak_allocated / 2**20:,.0f} MiB, gradients in it {plan.gradients / 2**20:3.0f} MiB (virtual V100)")
-buffer_guess.compare(round(grown / 2**20), "virtual")
+told = "The first micro-batch's gradients, four bytes a parameter, are alive in the second's forward pass; more add nothing."
+buffer_guess.compare(round(grown / 2**20), "virtual", because=told)
 
 # %% saved-buffer-explain [markdown]
-# The step from one micro-batch to two *adds* up to four bytes per float32 parameter to the peak; the steps after that
-# cost nothing more. On a small model nobody notices. On a model of 7 billion parameters it is 28 GB, and a job that
+# On a small model nobody notices these gradients. On a model of 7 billion parameters they are 28 GB, and a job that
 # just fits with `steps = 1` can run out of memory with `steps = 2`, at the same micro-batch.
 #
 # How much comes back in practice? Recorded by Hugging Face, BERT-large, V100 16 GB, sequence length 512, memory of the
@@ -749,7 +744,7 @@ print(f"after 2 of 10 epochs, advanced per update:      learning rate {rate_afte
 print(f"after 2 of 10 epochs, advanced per micro-batch: learning rate {rate_after(2 * batches):.4f}")
 
 # %% adam-text [markdown]
-# ### The mistake that Adam hides
+# ### A forgotten division
 #
 # Forget the division by `steps`, and SGD takes steps four times too long. You notice. Now Adam:
 
@@ -772,13 +767,14 @@ def distance_moved(optimizer_class, share, updates=5):
 for name in ("SGD", "Adam"):
     kind = getattr(torch.optim, name)
     print(f"{name:<4} without the division: {distance_moved(kind, 1) / distance_moved(kind, 1 / 4):.2f} times as far")
-adam_guess.compare(round(distance_moved(torch.optim.Adam, 1) / distance_moved(torch.optim.Adam, 1 / 4), 2))
+ratio = round(distance_moved(torch.optim.Adam, 1) / distance_moved(torch.optim.Adam, 1 / 4), 2)
+told = "Adam divides its step by the running size of the gradient, so a constant factor cancels."
+adam_guess.compare(ratio, because=told)
 
 # %% adam-explain [markdown]
-# Adam divides its step by the running size of the gradient, so a constant factor cancels. The mistake stays in the
-# code for years, until somebody adds gradient clipping (whose limit is now four times too strict), looks at the
-# logged gradient norm, or changes the optimizer. It also cancels *only* while the factor is constant: a last window
-# with fewer micro-batches has another one.
+# Such a mistake can stay in the code for years, until somebody adds gradient clipping (whose limit is now four times
+# too strict), looks at the logged gradient norm, or changes the optimizer. And a last window with fewer micro-batches
+# has another factor.
 
 # %% ddp-text [markdown]
 # ## Across processes: `no_sync`

@@ -166,9 +166,9 @@ for name, waited in alone.items():
 share_guess.compare(round(100 * share), "measured")
 
 # %% starve-explain [markdown]
-# The same loader, the same milliseconds. The slow GPU spends a part of its time waiting; the fast one is there to wait.
-# **A faster GPU makes the loader's fault larger**, and so does everything that shortens the step. *Recorded* on an RTX
-# 4090 (ResNet-50, batch 256): mixed precision made the step about 90 % faster, and the training hardly at all.
+# The same loader, the same milliseconds. **A faster GPU makes the loader's fault larger**, and so does everything that
+# shortens the step. *Recorded* on an RTX 4090 (ResNet-50, batch 256): mixed precision made the step about 90 % faster,
+# and the training hardly at all.
 #
 # One reservation. This loop waits for each step, as one with a `loss.item()` does, so that computing and loading add up. A
 # loop that never waits loads the next batch while the GPU computes; its time in `next` is an upper bound of what the GPU
@@ -301,14 +301,15 @@ class Counted(torch.utils.data.SequentialSampler):
 digits = TensorDataset(*gpulab.data.digits("train"))
 counted = Counted(digits)  # samplers run in the main process
 iterator = iter(DataLoader(digits, batch_size=32, sampler=counted, num_workers=2))
-ahead_guess.compare(counted.drawn)
+told = "Each worker gets prefetch_factor batches to load, 2 by default, and one more whenever the loop takes one."
+ahead_guess.compare(counted.drawn, because=told)
 next(iterator)
 print("after the first batch:", counted.drawn)
 del iterator  # its workers end
 
 # %% ahead-explain [markdown]
-# 2 × 2 × 32: each worker gets `prefetch_factor` batches to load, 2 by default, and one more whenever the loop takes one.
-# That evens out slow batches, and is the memory that a loader takes. (A loop that breaks off has them loaded for nothing.)
+# What is loaded ahead evens out slow batches, and is the memory that a loader takes. (A loop that breaks off has it
+# loaded for nothing.)
 #
 # At the end of an epoch the workers end too, and the next one starts new ones, with everything that your data set opens
 # or caches in them. `persistent_workers=True` keeps them. How long the loop waits for its first batch:
@@ -444,12 +445,12 @@ loader = DataLoader(Noisy(), batch_size=None, num_workers=2)
 epochs = [list(loader), list(loader)]
 for numbers in epochs:
     print([round(x, 3) for x in numbers])
-noise_guess.compare(len(set(epochs[0] + epochs[1])))
+told = "Both workers draw the same numbers, and the second epoch draws them again: its workers are new copies."
+noise_guess.compare(len(set(epochs[0] + epochs[1])), because=told)
 
 # %% seeds-explain [markdown]
-# Four. Both workers draw the same four, and the second epoch draws them again, since its workers are new copies. So of
-# an augmentation that “is random” there are half as many versions, or an eighth, and the training says nothing. Draw from
-# the global generators, or seed your own in `worker_init_fn`, from `get_worker_info().seed`.
+# So of an augmentation that “is random” there are fewer versions, and the training says nothing. Draw from the global
+# generators, or seed your own in `worker_init_fn`, from `get_worker_info().seed`.
 #
 # Across **ranks** the global ones repeat too: with the same `torch.manual_seed(0)` on all, worker 0 of each rank gets the
 # same seed. Add the rank.

@@ -45,7 +45,7 @@ os.chdir(folder.name)
 # %% question-text [markdown]
 # ## A question worth asking
 #
-# `nvidia-smi` prints a **utilisation**, and most advice begins there: 85 to 99 % is good, below 50 % the loader is slow.
+# `nvidia-smi` prints a **utilisation**, and most advice begins there: above 85 % is good, below 50 % the loader is slow.
 # PyTorch has a kernel for its own tests that does nothing: one block of **one thread**, which spins until a number of
 # clocks is over. Let it run and read what the driver reads.
 
@@ -58,19 +58,16 @@ with gpulab.monitor.watch() as seen:
         torch.cuda._sleep(10**8)  # clocks
     torch.cuda.synchronize()
 one = seen.summary().gpus[0]
-utilisation_guess.compare(round(one.max_utilization), gpu.numbers)
+told = """The share of the last sample period, between 1/6 s and 1 s, in which at least one kernel ran (NVML's own words,
+in ours). So a full one can be a bad job, and 40 % can have five reasons, of which the loader is one."""
+utilisation_guess.compare(round(one.max_utilization), gpu.numbers, because=told)
 about = torch.cuda.get_device_properties(0)
 room = f"{about.multi_processor_count} × {about.max_threads_per_multi_processor:,}"
 print(f"{one.name}: busy {one.max_utilization:.0f} %, with 1 thread where {room} fit ({gpu.numbers})")
 
 # %% question-answer [markdown]
-# 100 %, or a little less where a sample began before the kernel. The counter is *the share of the last sample period,
-# between 1/6 s and 1 s, in which at least one kernel ran* (NVML's own words, in ours). It says nothing about how many of
-# the multiprocessors work, or at what. So 100 % can be a bad job, and 40 % can have five reasons, of which the loader is
-# one.
-#
-# The rest of this lesson is what to ask instead: **how long does it take, where does the time go, and how far is that from what
-# the chip can do?**
+# The counter says nothing about how many of the multiprocessors work, or at what. The rest of this lesson is what to
+# ask instead: **how long does it take, where does the time go, and how far is that from what the chip can do?**
 
 # %% timer-text [markdown]
 # ## Time it so that the number holds
@@ -169,11 +166,11 @@ for row in [*rows[:6], *(row for row in rows if row.key in ("forward", "Optimize
     print(f"{row.key:<33} {row.count:>3} calls; kernels of its own {row.self_device_time_total / 2e3:5.2f} ms a step, "
           f"with all within {row.device_time_total / 2e3:5.2f} (virtual)")
 convolutions = sum(row.self_device_time_total for row in rows if "convolution" in row.key)
-share_guess.compare(round(100 * convolutions / kernels), "virtual")
+told = "The rest is no arithmetic that anybody counts: norms, activations, the optimizer."
+share_guess.compare(round(100 * convolutions / kernels), "virtual", because=told)
 
 # %% profiler-explain [markdown]
-# More than a third of the kernels' time is no arithmetic that anybody counts: norms, activations, the optimizer. “The model is
-# convolutions” is true of its FLOPs, not of its time. A range such as `forward` has no kernels of its own, and all that
+# “The model is convolutions” is said of its FLOPs. A range such as `forward` has no kernels of its own, and all that
 # were launched within. On a real GPU backward runs in a thread of autograd's, so that a range around `loss.backward()`
 # shows none; and rows bear the names of the operations that launch: `aten::cudnn_convolution`, `aten::cudnn_batch_norm`.
 #
@@ -428,11 +425,12 @@ largest = sorted(changes, key=lambda key: -abs(changes[key]))[:10]
 for key in largest:
     print(f"{key:<42} {before.get(key, 0):6.2f} → {after.get(key, 0):6.2f} ms (virtual)")
 print(f"{'all kernels':<42} {sum(before.values()):6.2f} → {sum(after.values()):6.2f} ms (virtual)")
-cast_guess.compare(sum(changes[key] > 0 for key in largest), "virtual")
+told = """Convolutions gain, and so does everything that only moves bytes, since activations are half as wide. Casts,
+aten::_to_copy, are new."""
+cast_guess.compare(sum(changes[key] > 0 for key in largest), "virtual", because=told)
 
 # %% compare-explain [markdown]
-# Convolutions gain, and so does everything that only moves bytes, since activations are half as wide. Casts (`aten::_to_copy`)
-# are new. On several GPUs each rank writes a trace; `gpulab.timing.merge_traces` puts them on one page. NCCL's kernel starts
+# On several GPUs each rank writes a trace; `gpulab.timing.merge_traces` puts them on one page. NCCL's kernel starts
 # with its own rank and spins for the others: the rank with the *shortest* ones is late. Here rank 1 gets more samples:
 
 # %% ranks-write
@@ -519,7 +517,7 @@ shares = sorted(
     if row.model in networks and networks[row.model].image_size == row.image_size
 )
 low, median, high = (100 * shares[round(part * (len(shares) - 1))] for part in (0.1, 0.5, 0.9))
-mfu_guess.compare(round(median), "recorded")
+mfu_guess.compare(round(median), "recorded", because="Real networks move bytes, at batches of up to 1,024 too.")
 figure, axes = plt.subplots(figsize=(8, 2.6))
 axes.hist([100 * share for share in shares], bins=range(0, 80, 2), color="#0072B2")
 axes.set(xlabel="% of the peak, 165 TFLOP/s (inference, recorded)", ylabel="models")
@@ -528,10 +526,10 @@ gpulab.style.show(figure, alt="Histogram of what the published models reach of a
     "a tail to 75.")
 
 # %% mfu-explain [markdown]
-# Half of them stay below a sixth, at batches of up to 1,024: real networks move bytes. The tail to 75 % is large vision
-# transformers. So 30 % is good for a convolutional network and poor for a large language model: 38 to 43 % were
-# reported for Llama 3 with 405 billion parameters on up to 16,384 H100s. GPT-2 above is small, and its attention not fused. Compare
-# like with like. (Recorded: timm's benchmark tables; the peak is Ada's dense fp16 rate with fp32 sums.)
+# The tail to 75 % is large vision transformers. So 30 % is good for a convolutional network and poor for a large
+# language model: 38 to 43 % were reported for Llama 3 with 405 billion parameters on up to 16,384 H100s. GPT-2 above is
+# small, and its attention not fused. Compare like with like. (Recorded: timm's benchmark tables; the peak is Ada's
+# dense fp16 rate with fp32 sums.)
 
 # %% driver-text [markdown]
 # ## What the driver counts

@@ -36,17 +36,17 @@ class AllReduce(Simulator[Step]):
     states = (
         State(
             "Behind backward",
-            {"gpus": 8, "bucket": 25, "link": "pcie4"},
+            {"gpus": 8, "bucket": 25, "link": "pcie4", "moment": 60},
             "Each bucket goes round as soon as it is full. Drag the line: which one hides behind nothing?",
         ),
         State(
             "One bucket",
-            {"gpus": 8, "bucket": "all", "link": "pcie4"},
+            {"gpus": 8, "bucket": "all", "link": "pcie4", "moment": 85},
             "The one bucket is full only when backward ends: what is left of the overlap? Click other sizes.",
         ),
         State(
             "A slow link",
-            {"gpus": 8, "bucket": 25, "link": "ethernet10"},
+            {"gpus": 8, "bucket": 25, "link": "ethernet10", "moment": 60},
             "Eight machines at 10 Gbit/s are slower than one. Drag the dot: from how many GPUs on? What would help?",
         ),
     )

@@ -38,17 +38,17 @@ class Architecture(Simulator[Kernel]):
     states = (
         State(
             "All at work",
-            {"elements": 2048, "wait": 7, "room": 8},
+            {"elements": 2048, "wait": 7, "room": 8, "frame": 13},
             "While seven warps wait, the eighth issues: eight are enough, and both waves of blocks are full.",
         ),
         State(
             "A last wave",
-            {"elements": 2100, "wait": 7, "room": 8},
+            {"elements": 2100, "wait": 7, "room": 8, "frame": 80},
             "52 elements more need one block more: a third of the time goes to a wave that is almost empty.",
         ),
         State(
             "Too few warps",
-            {"elements": 2048, "wait": 31, "room": 8},
+            {"elements": 2048, "wait": 31, "room": 8, "frame": 13},
             "Memory is far away: with a wait of 31 clocks and eight warps the lanes stand still most of the time.",
         ),
     )

@@ -190,9 +190,12 @@ def part(share: float) -> str:
     return "over 99%" if 0.995 <= share < 1 else percent(share)
 
 
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
 def size(number: float) -> str:
-    """`65,536`, or `2^-24` and `2^40` where that would be long; `number` is a power of two."""
-    return f"{number:,.0f}" if 1 <= number < 10**8 else f"2^{round(math.log2(number))}"
+    """`65,536`, or `2⁻²⁴` and `2⁴⁰` where that would be long; `number` is a power of two."""
+    return f"{number:,.0f}" if 1 <= number < 10**8 else "2" + str(round(math.log2(number))).translate(RAISED)
 
 
 @cache

@@ -119,7 +119,7 @@ class Budget(Result):
             ("checkpointing", CHECKPOINTING[job.checkpointing], COUNTED),
             ("batch of a rank", f"{self.batch:,} of {data}", COUNTED),
             ("ranks", f"{job.ranks:,}" + (f", {PARALLEL_WORDS[job.parallel]}" if job.ranks > 1 else ""), COUNTED),
-            ("", "most activations | all gradients", ""),
+            ("", "as backward begins | as it ends", ""),
         ]
         for name, words in CATEGORIES.items():
             both = " | ".join(amount(getattr(moment, name)) for moment in self.moments)

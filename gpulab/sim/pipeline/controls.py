@@ -28,7 +28,7 @@ class Pipeline(Simulator[Feed]):
         Flag("non_blocking", "non_blocking copies", False),
         Flag("side", "Copies in a side stream", False),
         Slider("compute", "Computing a step", 1, 200, 25, unit="ms", log=True),
-        Play("moment", "Moment", 0, FRAMES, FRAMES, unit="%"),
+        Play("moment", "Moment", 0, FRAMES, 45, unit="%"),
     )
     primary = ("load", "compute", "workers")
     states = (

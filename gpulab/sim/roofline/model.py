@@ -31,7 +31,7 @@ WINDOW = 3
 # two products, one sum, one halving, and erf as one. The clock leaves them out: they never decide.
 BY_HAND = {"layer_norm": 8, "gelu": 5}
 ROWS = tuple(2**i for i in range(15))  # at which the selected operation is looked at too
-VERDICTS = {"arithmetic": "bound by arithmetic", "memory": "bound by memory", "least time": "too small to measure"}
+VERDICTS = {"arithmetic": "compute-bound", "memory": "memory-bound", "least time": "too small to measure"}
 # What attention returns beside its result: a state of the random numbers, and flash attention's sums by row.
 STATE, FLASH_STATE = 16, 24
 RECORDED, VIRTUAL = "recorded: data sheet", "virtual"

@@ -111,8 +111,7 @@ class Run(Result):
     @property
     def finding(self) -> str:
         every = f"A checkpoint every {span(self.interval)}"
-        root = f" = √(2 · {span(self.plan.checkpoint)} · {span(self.plan.between)})"
-        better = span(self.advised) + root * self.by_formula
+        better = span(self.advised)
         if self.hours <= 1.02 * self.best_hours:
             saved = 1 - self.cost / self.cost_on_demand
             cheap = f"{percent(saved)} less than" if saved > 0 else f"{percent(-saved)} more than"
