@@ -490,6 +490,86 @@ def keeps_a_copy_too(model, optimizer, inputs, targets):
     return accuracy(copy, targets)
 
 
+@right("lean_row")
+def copied_row():
+    row = torch.ones(100, 2**18, device="cuda")[0]
+    row = row + 0
+    torch.cuda.empty_cache()
+    return row
+
+
+@wrong("lean_row", "100 MiB are reserved", "as in the code given")
+def emptied_only():
+    row = torch.ones(100, 2**18, device="cuda")[0]
+    torch.cuda.empty_cache()
+    return row
+
+
+@wrong("lean_row", "102 MiB are reserved", "the driver gets it by another call")
+def cloned_only():
+    row = torch.ones(100, 2**18, device="cuda")[0]
+    return row.clone()
+
+
+@wrong("lean_row", "102 MiB are reserved", "the driver gets it by another call")
+def emptied_too_early():
+    row = torch.ones(100, 2**18, device="cuda")[0]
+    torch.cuda.empty_cache()
+    return row.clone()
+
+
+@wrong("lean_row", "the row is on the CPU")
+def row_on_the_cpu():
+    row = torch.ones(100, 2**18, device="cuda")[0].cpu()
+    torch.cuda.empty_cache()
+    return row
+
+
+@wrong("lean_row", "the return is missing")
+def no_row():
+    return None
+
+
+@right("four_sizes")
+def one_large_and_three_small():
+    return [18, 0.5, 0.4, 0.3]
+
+
+@right("four_sizes")
+def none_of_ten():
+    return [7, 6, 4, 3]
+
+
+@wrong("four_sizes", "22 MiB", "as in the code given")
+def sizes_as_given():
+    return [0.5, 9, 8, 3]
+
+
+@wrong("four_sizes", "22 MiB are reserved", "in segments of 2 MiB")
+def one_from_the_small_pool():
+    return [0.5, 9, 8, 2]
+
+
+@wrong("four_sizes", "in 1 different sizes")
+def four_of_five():
+    return [5, 5, 5, 5]
+
+
+@wrong("four_sizes", "a segment of its own size")
+def a_large_one_first():
+    return [10.5, 2, 3, 4]
+
+
+@wrong("four_sizes", "more than 20 do not fit")
+def too_much():
+    return [9, 8, 7, 6]
+
+
+@wrong("four_sizes", "None", "the return is missing")
+def no_sizes():
+    return None
+
+
 # --- lesson 06 -------------------------------------------------------------------------------------------------------
 
 

@@ -12,9 +12,6 @@
 # | 60 minutes, and 100 for the exercises | `00_start_here`; lesson 02 helps | any machine |
 
 # %% setup
-import tempfile
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import torch
 import torchvision
@@ -24,7 +21,7 @@ from torch.nn import functional as F
 import gpulab
 
 gpu = gpulab.setup()
-device, MIB, GIB = gpu.device, 2**20, 2**30
+device, MIB = gpu.device, 2**20
 
 # %% question-text [markdown]
 # ## A question worth asking
@@ -37,27 +34,25 @@ one_guess = gpulab.predict("One float32 on the GPU: how many bytes are allocated
 
 # %% question-run
 one = torch.ones(1, device=device)
-free, total = torch.cuda.mem_get_info()
 allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-print(f"tensor    {one.nbytes:>13,} bytes ({gpu.numbers})")
-print(f"allocated {allocated:>13,} bytes\nreserved  {reserved:>13,} bytes\ndriver    {total - free:>13,} bytes")
-one_guess.compare(allocated, gpu.numbers, because="PyTorch hands out memory in units of 512 bytes.")
+free, total = torch.cuda.mem_get_info()
+print(f"tensor {one.nbytes}, allocated {allocated:,} bytes ({gpu.numbers})")
+print(f"reserved {reserved:,}, driver {total - free:,} bytes ({gpu.numbers})")
+one_guess.compare(allocated, gpu.numbers, because="Memory is handed out in units of 512 bytes.")
 
-# %% question-picture
-boxes = {
-    f"driver: {(total - free) / MIB:,.0f} MiB": gpulab.style.SKY,
-    f"reserved: {reserved / MIB:,.0f} MiB": gpulab.style.YELLOW,
-    f"allocated: {allocated:,} bytes": gpulab.style.ORANGE,
-    f"tensor: {one.nbytes} bytes": "white",
-}
-gpulab.style.use()
-figure, axes = plt.subplots(figsize=(7.2, 2.6))
-for i, (text, color) in enumerate(boxes.items()):
-    axes.add_patch(plt.Rectangle((i, i), 12 - 2 * i, 8 - 1.9 * i, facecolor=color, edgecolor="black"))
-    axes.text(i + 0.2, 7.7 - 0.9 * i, text, va="top", color="black")
-axes.set(xlim=(-0.1, 12.1), ylim=(-0.1, 8.1), title=f"Four numbers, one inside the other ({gpu.numbers})")
-axes.axis("off")
-gpulab.style.show(figure, alt="Boxes inside each other, not to scale: " + "; ".join(boxes))
+# %% question-picture [markdown]
+# Four numbers, one inside the other:
+#
+# ```
+# ┌ driver: the whole GPU, all processes, the CUDA context ───────┐
+# │  ┌ reserved: what PyTorch has fetched from the driver ─────┐  │
+# │  │  ┌ allocated: blocks of live tensors ────────────────┐  │  │
+# │  │  │  ┌ the tensor's own numbers ┐                     │  │  │
+# │  │  │  └──────────────────────────┘                     │  │  │
+# │  │  └───────────────────────────────────────────────────┘  │  │
+# │  └─────────────────────────────────────────────────────────┘  │
+# └───────────────────────────────────────────────────────────────┘
+# ```
 
 # %% question-answer [markdown]
 # All four are right. PyTorch fetches memory from the driver in larger pieces than you ask for, and keeps the rest for
@@ -67,32 +62,27 @@ gpulab.style.show(figure, alt="Boxes inside each other, not to scale: " + "; ".j
 # %% four-text [markdown]
 # ## Four numbers for one GPU
 #
-# The fourth number of this section is a high-water mark, the *peak*. Watch the numbers over six lines of code.
+# The fourth number of this section is a high-water mark, the *peak*. Watch all four over a few lines of
+# code: allocated, peak, reserved, and the driver's.
 
 # %% four-books
 def books(label):
-    """Print the four numbers of the current GPU, in MiB."""
     free, total = torch.cuda.mem_get_info()
     allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
     numbers = [allocated, peak, torch.cuda.memory_reserved(), total - free]
-    print(f"{label:<26}" + "".join(f"{n / MIB:>11,.1f}" for n in numbers))
+    print(label, [round(n / MIB, 1) for n in numbers], f"MiB ({gpu.numbers})")
 
 
 def hold(mib):
-    """A tensor of so many MiB."""
     return torch.empty(int(mib * MIB), dtype=torch.uint8, device=device)
 
 # %% four-run
-print(f"MiB, {gpu.numbers:<21}" + "".join(f"{n:>11}" for n in ("allocated", "peak", "reserved", "driver")))
-books("at the start")
 x, y = hold(100), hold(200)
 books("x = 100 MiB, y = 200 MiB")
 del y
 books("del y")
 torch.cuda.empty_cache()
 books("empty_cache()")
-torch.cuda.reset_peak_memory_stats()
-books("reset_peak_memory_stats()")
 del x
 
 # %% four-explain [markdown]
@@ -107,14 +97,8 @@ del x
 # back to the driver. **It frees no tensor**, so *allocated* does not move. A job fails when the GPU is full by the driver's
 # number. The number that you can act on is *allocated*.
 
-# %% driver-run
-free, total = torch.cuda.mem_get_info()
-rest = total - free - torch.cuda.memory_reserved()
-print(f"the driver's number without reserved: {rest / MIB:,.1f} MiB ({gpu.numbers})")
-print(f"the GPU: {total:,} bytes = {total / 1e9:.2f} GB = {total / GIB:.2f} GiB ({gpu.numbers})")
-
 # %% units-text [markdown]
-# The rest is the context, memory of libraries such as NCCL, and **other processes**. Your own forgotten notebooks are
+# The driver's number without *reserved* is the context, memory of libraries such as NCCL, and **other processes**. Your own forgotten notebooks are
 # often among them; `nvidia-smi` lists all.
 #
 # **GB** is 10⁹ bytes, **GiB** is 2³⁰: 7.4 % more. Model sizes are given in GB, PyTorch's messages use GiB and MiB,
@@ -150,43 +134,30 @@ gpulab.turn.lean_row(lean_row)
 # | activations: what the forward pass keeps for backward | grows with the batch | from forward to backward |
 #
 # In a language model one activation deserves its own name: the **logits**, one number for each token *and each word of
-# the vocabulary*. Here is a small GPT with GPT-2's vocabulary. Its head uses the weights of the token embedding.
-
-# %% gpt-block
-class Block(nn.Module):
-    """Attention, then a two-layer network, each added to its input."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads, self.norm1, self.norm2 = heads, nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        split = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = split.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+# the vocabulary*. Here is a small GPT with GPT-2's vocabulary. Its head uses the weights of the
+# token embedding, and it has no positions.
 
 # %% gpt
 VOCABULARY, TOKENS = 50_257, 64
 
 
 class GPT(nn.Module):
-    def __init__(self, layers=4, width=64, heads=4, tokens=TOKENS):
+    def __init__(self, layers=4, width=64, heads=4):
         super().__init__()
-        self.token, self.position = nn.Embedding(VOCABULARY, width), nn.Embedding(tokens, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
-        self.head.weight = self.token.weight
+        self.token = nn.Embedding(VOCABULARY, width)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
     def forward(self, ids):
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
-        return self.head(self.norm(self.blocks(x)))
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device)
+        return self.blocks(self.token(ids), mask, is_causal=True) @ self.token.weight.T
 
 # %% buckets-predict
-logits_guess = gpulab.predict("4 texts of 64 tokens, width 64: the logits weigh how many times the weights?", unit="times")
+logits_guess = gpulab.predict(
+    "4 texts of 64 tokens, width 64: the logits weigh how many times the weights?", unit="times"
+)
 
 # %% buckets-count
 def bucket_bytes(model, optimizer):
@@ -208,8 +179,9 @@ optimizer.step()
 buckets = bucket_bytes(model, optimizer) | {"logits": logits.nbytes}
 for name, size in buckets.items():
     print(f"{name:<16} {size / MIB:>6.1f} MiB ({gpu.numbers})")
-logits_guess.compare(round(buckets["logits"] / buckets["weights"], 1), gpu.numbers, because="Logits are tokens × "
-    "vocabulary, the embedding is width × vocabulary. 256 tokens ÷ 64 is 4, less what the blocks weigh.")  # fmt: skip
+ratio = round(buckets["logits"] / buckets["weights"], 1)
+logits_guess.compare(ratio, gpu.numbers, because="Logits are tokens × vocabulary, the embedding is "
+    "width × vocabulary. 256 tokens ÷ 64 is 4, less what the blocks weigh.")  # fmt: skip
 del logits
 optimizer.zero_grad()
 
@@ -219,22 +191,10 @@ optimizer.zero_grad()
 #
 # Three details are easy to miss. Shared weights count once, and `parameters()` gives them once. Buffers are not in
 # `parameters()`. Adam also has a step counter per weight, which by default stays on the CPU.
-#
-# Does mixed precision halve these buckets?
-
-# %% amp-run
-with torch.autocast(device.type, dtype=torch.float16):
-    logits = model(inputs)
-    loss = F.cross_entropy(logits.flatten(0, 1), targets)
-loss.backward()
-for name, size in (bucket_bytes(model, optimizer) | {"logits": logits.nbytes}).items():
-    print(f"{name:<16} {buckets[name] / MIB:>6.1f} MiB, under autocast {size / MIB:>6.1f} MiB ({gpu.numbers})")
-del logits, loss
-optimizer.zero_grad()
 
 # %% amp-explain [markdown]
-# Weights, gradients and Adam's moments stay float32. What operations compute in between can be 16 bit, as here the
-# logits. (Training in float16 also needs a gradient scaler: lesson 07.)
+# Does mixed precision halve these buckets? Under `torch.autocast`, weights, gradients and Adam's moments stay float32.
+# What operations compute in between can be 16 bit, the logits among them (lesson 07).
 #
 # ### The fullest moment
 #
@@ -242,7 +202,9 @@ optimizer.zero_grad()
 # the tensors as large as the logits: which exist, and which of them together?
 
 # %% peak-predict
-peak_guess = gpulab.predict("At its peak a step needs how many times the logits, above what was there before?", unit="times")
+peak_guess = gpulab.predict(
+    "A step's peak is how many times the logits, above what was there before?", unit="times"
+)
 
 # %% peak-run
 def step():
@@ -255,74 +217,25 @@ def step():
 step()
 lean = gpulab.memory.peak(step)
 print(f"{lean}\nabove the start: {lean.above / buckets['logits']:.2f} times the logits")
-peak_guess.compare(round(lean.above / buckets["logits"], 1), gpu.numbers, because="As backward begins, three tensors of "
-    "the logits' size are alive: the log-probabilities that cross_entropy kept, their gradient, and the gradient of the "
-    "logits, which is made from it. Gradients of the weights do not exist yet.")  # fmt: skip
-
-# %% named-text [markdown]
-# Now a change that looks like nothing. The next function gives the logits a name, as most training loops do.
-
-# %% named-run
-def named_step():
-    logits = model(inputs)  # the name lives until the function returns
-    loss = F.cross_entropy(logits.flatten(0, 1), targets)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-more = gpulab.memory.peak(named_step).above - lean.above
-print(f"a name for the logits: {more / MIB:.1f} MiB more at the peak ({gpu.numbers})")
-print(f"the logits:            {buckets['logits'] / MIB:.1f} MiB")
+ratio = round(lean.above / buckets["logits"], 1)
+peak_guess.compare(ratio, gpu.numbers, because="As backward begins, "
+    "three tensors of the logits' size are alive: the log-probabilities, kept by cross_entropy, "
+    "their gradient, and the gradient of the logits, made from it.")  # fmt: skip
 
 # %% named-explain [markdown]
-# `cross_entropy` does not need the logits for its backward pass, so without the name they would be gone. Write
-# `loss = criterion(model(x), y)`, or `del logits` before `backward()`.
+# `cross_entropy` does not need the logits for its backward pass. Most training loops give them a name all the same, and
+# then a fourth such tensor is alive at the peak. Write `loss = criterion(model(x), y)`, or `del logits` before
+# `backward()`. A turn below repairs such a step.
 #
-# This model is narrow, and its vocabulary is large. What do the logits matter in a real one? `gpulab.plan` runs a
-# step on shapes alone, on a virtual GPU, and sorts the peak into categories.
-
-# %% share-run
-def build(layers, width, heads, tokens=1024):
-    def build(batch):
-        model = GPT(layers, width, heads, tokens).to("cuda")
-        optimizer = torch.optim.AdamW(model.parameters())
-        ids = torch.randint(VOCABULARY, (batch, tokens), device="cuda")
-
-        def step():
-            F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-    return build
-
-# %% share-plot
-sizes = {"4 layers, width 64": (4, 64, 4), "GPT-2 small": (12, 768, 12), "GPT-2 XL": (48, 1600, 25)}
-plans = {name: gpulab.plan(build(*size), 8, "H200") for name, size in sizes.items()}
-logits = 8 * 1024 * VOCABULARY * 4
-figure, axes = plt.subplots(figsize=(7.2, 2.4))
-for name, p in plans.items():
-    left = 0
-    rest = p.peak_allocated - p.weights - p.optimizer_state - 3 * logits
-    for part, color in zip((p.weights + p.optimizer_state, 3 * logits, rest), ("BLUE", "ORANGE", "SKY")):
-        axes.barh(name, part / GIB, left=left / GIB, color=getattr(gpulab.style, color))
-        left += part
-axes.legend(["weights, Adam", "three tensors of the logits' size", "the rest"])
-axes.set(xlabel="GiB at the peak of a step, 8 texts of 1024 tokens (virtual H200)")
-axes.set_title("The deeper and wider the model, the less its logits matter")
-gpulab.style.show(figure, alt="Stacked bars of the peak: in the small model the logits are nearly all, in GPT-2 XL a few per cent")
+# This model is narrow, and its vocabulary is large. In GPT-2 small, 8 texts of 1024 tokens make three tensors of 1.5 GiB
+# each (computed). Activations of the layers grow with depth and width, and the logits do not: the larger the model, the
+# smaller their share.
 
 # %% seven-text [markdown]
 # ## Seven billion parameters
 #
 # Do this arithmetic in your head: float32 training with Adam takes 4 bytes for the weight, 4 for its gradient, 8 for the
 # two moments. **16 bytes per parameter**, before the first activation.
-
-# %% seven-run
-for billions in (0.124, 1, 7, 70):
-    weights, held = 4 * billions, (4 + 4 + 8) * billions
-    print(f"{billions:>6} billion: weights {weights:>6.1f} GB, with gradients and Adam {held:>7.1f} GB (computed)")
 
 # %% seven-turn-text [markdown]
 # **Your turn** · 3 minutes. In fine-tuning some layers are *frozen*: `p.requires_grad` is False, backward makes no
@@ -331,7 +244,7 @@ for billions in (0.124, 1, 7, 70):
 
 # %% seven-turn tags=["your-turn"]
 def held_bytes(model):
-    """Bytes of weights, gradients and Adam's moments after a step; the gradients are still there."""
+    """Bytes of weights, gradients and Adam's moments, after a step and before zero_grad()."""
     # TODO: two sums over model.parameters(), and what is returned
     ### BEGIN SOLUTION
     weights = sum(p.nbytes for p in model.parameters())
@@ -347,22 +260,17 @@ gpulab.turn.held_bytes(held_bytes)
 # 16-bit weights and gradients beside a float32 copy, comes to 2 + 2 + 4 + 4 + 4 = 16 as well; with float32 gradients it
 # is 18.
 #
-# The optimizer needs something for itself, too. Here is `step()` of GPT-2 small, on shapes only:
+# The optimizer needs something for itself, too. Measure the second `step()`, the moments being there:
 
 # %% seven-step
-def adam_needs(**options):
-    """Bytes per parameter that AdamW's second step() needs above what was there."""
-    with gpulab.VirtualGPU("A100-40", compute=False), torch.device("cuda"):
-        model = GPT(12, 768, 12, 1024)
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)
-        optimizer = torch.optim.AdamW(model.parameters(), **options)
-        optimizer.step()
-        return gpulab.memory.peak(optimizer.step).above / sum(p.numel() for p in model.parameters())
-
-
+parameters = sum(p.numel() for p in model.parameters())
 for options in ({}, {"fused": True}):
-    print(f"AdamW {options}: {adam_needs(**options):.1f} bytes per parameter (virtual A100)")
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    step()  # makes the moments
+    F.cross_entropy(model(inputs).flatten(0, 1), targets).backward()
+    extra = gpulab.memory.peak(optimizer.step).above / parameters
+    print(f"AdamW {options}: {extra:.1f} bytes per parameter more ({gpu.numbers})")
+    optimizer.zero_grad()
 
 # %% seven-step-explain [markdown]
 # On a GPU, AdamW by default handles many parameters together (`foreach`), and its intermediate result is as large as
@@ -380,51 +288,34 @@ gpulab.sim.memory_budget(precision="fp32")
 # %% kept-text [markdown]
 # ## What the forward pass keeps
 #
-# Weights are easy to count. For activations, look into autograd: each operation keeps what its derivative needs. A hook
-# sees every tensor that autograd keeps. Several of them may be views of one storage, which counts once.
+# Weights are easy to count. For activations, look into autograd: each operation keeps what its derivative needs. The hook
+# `torch.autograd.graph.saved_tensors_hooks` sees every tensor that autograd keeps, and
+# `memory.activation_bytes` adds them up, without weights and inputs.
 
-# %% kept-hook
-kept = {}
-
-
-def note(tensor):
-    storage = tensor.untyped_storage()
-    kept[storage.data_ptr()] = storage.nbytes()
-    return tensor.detach()
-
-
-with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-    output = model(inputs)
-print(f"kept by the GPT, its weights included: {sum(kept.values()) / MIB:.1f} MiB ({gpu.numbers})")
+# %% kept-model
 print(gpulab.memory.activation_bytes(model, inputs))
-del output
 
 # %% kept-lines [markdown]
-# `memory.activation_bytes` is this hook, less weights and inputs. What do single operations keep of a tensor of 4 MiB?
+# What do single operations keep of a tensor of 4 MiB?
 
 # %% kept-table
 x = torch.randn(512, 2048, device=device, requires_grad=True)  # 4 MiB
-operations = {
-    "x + 1": lambda x: x + 1,
-    "x * x": lambda x: x * x,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "dropout": F.dropout,
-    "log_softmax": lambda x: F.log_softmax(x, -1),
-}
-for name, operation in operations.items():
+for operation in (torch.neg, torch.relu, F.gelu, F.dropout):
     found = gpulab.memory.activation_bytes(operation, x)
-    print(f"{name:<12} {found.input_bytes / MIB:.0f} MiB of input, {found.total / MIB:.0f} MiB else ({gpu.numbers})")
+    print(f"{operation.__name__:<8} {found.input_bytes / MIB:.0f} MiB of input,", end=" ")
+    print(f"{found.total / MIB:.0f} MiB else ({gpu.numbers})")
 
 # %% kept-explain [markdown]
-# An addition keeps **nothing**: its derivative is 1, whatever x was. That is why counting the outputs of layers goes wrong.
-# `relu` keeps its output, `gelu` its input. Dropout keeps a mask of one byte per element. `log_softmax`, the first half
-# of `cross_entropy`, keeps its output: the log-probabilities that you have met.
+# A negation keeps **nothing**: its derivative is −1, whatever x was. That is why counting the outputs of layers goes wrong.
+# `relu` keeps its output, `gelu` its input. Dropout keeps a mask of one byte per element.
 #
 # A linear layer keeps its input, for the gradient of its weights. Put one behind the activation:
 
 # %% gelu-predict
-gelu_guess = gpulab.predict("Linear(64, 4096), activation, Linear(4096, 64): GELU keeps how many times what ReLU keeps?", unit="times")
+gelu_guess = gpulab.predict(
+    "Linear(64, 4096), activation, Linear(4096, 64): GELU keeps how many times what ReLU keeps?",
+    unit="times",
+)
 
 # %% gelu-run
 rows, found = torch.randn(256, 64, device=device), {}
@@ -432,8 +323,9 @@ for activation in (nn.ReLU(), nn.GELU()):
     network = nn.Sequential(nn.Linear(64, 4096), activation, nn.Linear(4096, 64)).to(device)
     found[str(activation)[:4]] = kept = gpulab.memory.activation_bytes(network, rows).total
     print(f"{activation}: {kept / MIB:.1f} MiB ({gpu.numbers})")
-gelu_guess.compare(found["GELU"] / found["ReLU"], gpu.numbers, because="ReLU's output is also the input of the second "
-    "layer: one storage for both. GELU keeps its input, and the second layer keeps GELU's output: two.")  # fmt: skip
+gelu_guess.compare(found["GELU"] / found["ReLU"], gpu.numbers, because="ReLU's output is also the "
+    "input of the second layer: one storage for both. GELU keeps its input, and the second layer "
+    "keeps GELU's output: two.")  # fmt: skip
 
 # %% allocator-text [markdown]
 # ## The caching allocator
@@ -442,26 +334,24 @@ gelu_guess.compare(found["GELU"] / found["ReLU"], gpu.numbers, because="ReLU's o
 # for the GPU. So the allocator takes *segments* from the driver, cuts *blocks* from them, and keeps both.
 
 # %% allocator-predict
-nine_guess = gpulab.predict("The cache is empty. A tensor of 9 MiB: how many MiB does PyTorch reserve?", unit="MiB")
-
-# %% allocator-run
-def taken(mib):
-    """MiB by which a tensor adds to requested, allocated and reserved memory, from an empty cache."""
-    torch.cuda.empty_cache()
-    names = ("requested_bytes.all.current", "allocated_bytes.all.current", "reserved_bytes.all.current")
-    before = torch.cuda.memory_stats()
-    tensor = hold(mib)
-    after = torch.cuda.memory_stats()
-    return [(after[name] - before[name]) / MIB for name in names]
+nine_guess = gpulab.predict(
+    "The cache is empty. A tensor of 9 MiB: how many MiB does PyTorch reserve?", unit="MiB"
+)
 
 # %% allocator-table
 del x, one, network, rows, model, optimizer  # an empty cache needs an empty GPU
 torch._C._cuda_clearCublasWorkspaces()  # up to PyTorch 2.14 they stay, and hold a segment
-print(f"MiB ({gpu.numbers}): requested  allocated  reserved")
+grown = {}
 for mib in (1.5, 9, 10, 11, 19, 21):
-    print("{:>24g} {:>10g} {:>9g}".format(*taken(mib)))
-nine_guess.compare(taken(9)[2], gpu.numbers, because="A tensor of more than 1 and less than 10 MiB gets a segment of 20 "
-    "MiB, if no free block will do. The rest waits for the next ones.")  # fmt: skip
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    tensor = hold(mib)
+    allocated = (torch.cuda.memory_allocated() - before[0]) / MIB
+    grown[mib] = (torch.cuda.memory_reserved() - before[1]) / MIB
+    print(f"{mib} MiB: allocated {allocated:g}, reserved {grown[mib]:g} ({gpu.numbers})")
+    del tensor
+nine_guess.compare(grown[9], gpu.numbers, because="A tensor of more than 1 and less than 10 MiB "
+    "gets a segment of 20 MiB. The rest waits for the next ones.")  # fmt: skip
 
 # %% allocator-explain [markdown]
 # The rules behind the table:
@@ -495,15 +385,13 @@ figure, axes = plt.subplots(figsize=(7.2, 2.2))
 for segment in torch.cuda.memory_snapshot():
     left, name = 0, f"segment of {segment['total_size'] / MIB:.0f} MiB"
     for block in segment["blocks"]:
-        live = block["state"] == "active_allocated"
         size = 100 * block["size"] / segment["total_size"]
-        color = gpulab.style.ORANGE if live else "white"
+        color = gpulab.style.ORANGE if block["state"] == "active_allocated" else "white"
         axes.barh(name, size, left=left, color=color, edgecolor="black")
-        axes.text(left + size / 2, name, f"{block['size'] / MIB:.0f}", ha="center", va="center", color="black")
         left += size
-axes.set(xlabel=f"% of the segment; MiB in the blocks ({gpu.numbers})")
+axes.set(xlabel=f"% of the segment ({gpu.numbers})")
 axes.set_title("One live block (orange) keeps its whole segment")
-gpulab.style.show(figure, alt="Two segments as bars of blocks: small live blocks, and free ones that cannot be returned")
+gpulab.style.show(figure, alt="Segments as bars of blocks: small live ones, large free ones")
 
 # %% fragment-explain [markdown]
 # 20 MiB pin 500. The free blocks are *usable*, by requests that are small enough, in this process. They are not
@@ -528,25 +416,8 @@ gpulab.turn.four_sizes(four_sizes)
 # %% reuse-text [markdown]
 # ### What the cache is good for
 #
-# A training step asks for the same sizes again and again, and gets the same blocks. Count how often PyTorch asks the
-# driver, with and without an `empty_cache()` in each step.
-
-# %% reuse-run
-def driver_calls(empty):
-    calls = []
-    for _ in range(4):
-        before = torch.cuda.memory_stats()["num_device_alloc"]
-        step()
-        if empty:
-            torch.cuda.empty_cache()
-        calls.append(torch.cuda.memory_stats()["num_device_alloc"] - before)
-    return calls
-
-
-del b, small
-model = GPT().to(device)
-optimizer = torch.optim.AdamW(model.parameters())
-print(f"cudaMalloc in four plain steps {driver_calls(False)}, emptied {driver_calls(True)} ({gpu.numbers})")
+# A training step asks for the same sizes again and again, and gets the same blocks. After the first steps PyTorch need
+# not ask the driver any more; *While training* below counts it.
 
 # %% allocator-simulator-text [markdown]
 # ### See it move
@@ -579,6 +450,9 @@ gpulab.sim.allocator()
 # Python. `memory.timeline()` draws that record. Point at a band to see its size and its line.
 
 # %% watch-record
+del b, small
+model = GPT().to(device)
+optimizer = torch.optim.AdamW(model.parameters())
 step()
 with gpulab.memory.timeline() as told:
     told.mark("forward")
@@ -596,19 +470,11 @@ told
 # by layer and ends with the logits. Backward begins with the three tensors you know: the peak. The bump of the optimizer
 # is `foreach`. `zero_grad()` ends the step where it began: gradients become `None`, the default, and are freed.
 #
-# PyTorch's own viewer shows the same record, on any machine. The leading underscores say that the functions may change.
-
-# %% watch-viewer
-torch.cuda.memory._record_memory_history(max_entries=100_000)
-step()
-with tempfile.TemporaryDirectory() as folder:
-    file = Path(folder) / "step.pickle"
-    torch.cuda.memory._dump_snapshot(str(file))
-    print("written:", file.name)
-torch.cuda.memory._record_memory_history(enabled=None)
+# PyTorch's own viewer shows the same record. Call `torch.cuda.memory._record_memory_history()`, run a step, and write it
+# by `torch.cuda.memory._dump_snapshot("step.pickle")`. The leading underscores say that these functions may change.
 
 # %% watch-viewer-text [markdown]
-# Drop such a file on <https://docs.pytorch.org/memory_viz>; it stays in your browser. Or make a page to pass on:
+# Drop the file on <https://docs.pytorch.org/memory_viz>; it stays in your browser. Or make a page to pass on:
 # `python -m torch.cuda._memory_viz trace_plot step.pickle -o step.html`. (The module's name has an underscore; older
 # texts leave it out.) On a real GPU, backward runs in a thread of autograd's, so its blocks may have no Python line.
 #
@@ -643,28 +509,23 @@ gpulab.turn.lean_step(scored_step)
 #
 # In daily work you log two numbers per epoch: what is allocated *between* steps, and the peak *since the last look*.
 
-# %% log-memory
-def log_memory(label):
-    """Print allocated and peak memory of every GPU in MiB, and begin a new peak."""
-    for i in range(torch.cuda.device_count()):
-        allocated, peak = torch.cuda.memory_allocated(i), torch.cuda.max_memory_allocated(i)
-        print(f"{label}, cuda:{i}: allocated {allocated / MIB:,.1f}, peak {peak / MIB:,.1f} MiB")
-        torch.cuda.reset_peak_memory_stats(i)
-
 # %% log-predict
-step_guess = gpulab.predict("A fresh model, four equal steps: in which one is the peak highest for the first time?")
+step_guess = gpulab.predict("A fresh model, four equal steps: which is the first at the highest peak?")
 
 # %% log-run
 model = GPT().to(device)
 optimizer = torch.optim.AdamW(model.parameters())
-log_memory(f"before training ({gpu.numbers})")
-peaks = []
+peaks, before = [], torch.cuda.memory_stats()["num_device_alloc"]
 for number in range(1, 5):
+    torch.cuda.reset_peak_memory_stats()
     step()
     peaks.append(torch.cuda.max_memory_allocated())
-    log_memory(f"step {number}")
-step_guess.compare(1 + peaks.index(max(peaks)), gpu.numbers, because="Adam makes its moments in its first step(), after "
-    "the peak has passed. From step 2 on they lie beneath it.")  # fmt: skip
+    calls = torch.cuda.memory_stats()["num_device_alloc"] - before
+    print(f"step {number}: peak {peaks[-1] / MIB:.1f} MiB, cudaMalloc so far {calls}", end=", ")
+    print(f"allocated {torch.cuda.memory_allocated() / MIB:.1f} MiB ({gpu.numbers})")
+highest = 1 + peaks.index(max(peaks))
+step_guess.compare(highest, gpu.numbers, because="Adam makes its moments in its "
+    "first step(), after the peak has passed. From step 2 on they lie beneath it.")  # fmt: skip
 
 # %% log-explain [markdown]
 # A job that survives its first step can still run out of memory. From then on **allocated between steps must repeat.** If
@@ -688,7 +549,7 @@ def resnet(batch):
 
 for batch in (1, 32):
     p = gpulab.plan(resnet, batch, "T4", where=True)
-    print(f"batch {batch}: {p.peak_allocated / MIB:,.0f} MiB (virtual T4) in {p.where.line.code}")
+    print(f"batch {batch}: {p.peak_allocated / MIB:,.0f} MiB (virtual T4) in {p.where.line.source}")
 
 # %% where-explain [markdown]
 # It depends on what weighs more. In backward there are activations; in `step()` there are gradients and `foreach`'s
@@ -702,7 +563,7 @@ for batch in (1, 32):
 # |---|---|---|
 # | “`nvidia-smi` shows more because it counts PyTorch's cache.” | Incomplete: also the context, libraries, and every other process. | *Four numbers for one GPU* |
 # | “Call `empty_cache()` to free memory.” | It frees no tensor; it returns cached memory to the driver. | *Four numbers for one GPU* |
-# | “`empty_cache()` between epochs keeps memory low.” | The peak of allocated memory is the same, and PyTorch has to ask the driver again. | *What the cache is good for* |
+# | “`empty_cache()` between epochs keeps memory low.” | The peak of allocated memory is the same, and PyTorch has to ask the driver again. | *While training* |
 # | “A 7B model needs 28 GB; Adam adds twice that.” | True in float32. With gradients 112 GB are held; the default step takes 28 GB more for a moment, and there are activations. | *Seven billion parameters* |
 # | “Reserved minus allocated is wasted.” | It is a cache, for the next step. Some of it may be in pieces. | *The caching allocator* |
 # | “Allocated memory is what your tensors use.” | Rounded up: 512 bytes for 4, 12 MiB for 11. | *The caching allocator* |
@@ -712,17 +573,8 @@ for batch in (1, 32):
 # ## Common mistakes
 #
 # **A peak that belongs to somebody else.** Whatever ran before has left its peak. Without a reset between two variants,
-# the second never looks better than the first:
-
-# %% mistake-peak
-torch.cuda.reset_peak_memory_stats()
-named_step()
-first = torch.cuda.max_memory_allocated()
-step()
-print(f"without a reset the leaner step saves {(first - torch.cuda.max_memory_allocated()) / MIB:.1f} MiB ({gpu.numbers})")
-print(f"with a reset {(first - gpulab.memory.peak(step).bytes) / MIB:.1f} MiB ({gpu.numbers})")
-
-# %% mistake-more [markdown]
+# the second never looks better than the first.
+#
 # **The wrong GPU.** Without an argument the functions mean the *current* GPU. What lies on `cuda:1` needs
 # `memory_allocated("cuda:1")`.
 #

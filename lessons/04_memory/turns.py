@@ -1,4 +1,4 @@
-"""Judges the turns of lesson 04: a row without its matrix, sizes for a segment, a frozen layer, the logits in a step."""
+"""Judges the turns of lesson 04: a lean row, sizes for a segment, a frozen layer, the logits in a step."""
 
 from __future__ import annotations
 
