@@ -180,8 +180,8 @@ buckets = bucket_bytes(model, optimizer) | {"logits": logits.nbytes}
 for name, size in buckets.items():
     print(f"{name:<16} {size / MIB:>6.1f} MiB ({gpu.numbers})")
 ratio = round(buckets["logits"] / buckets["weights"], 1)
-logits_guess.compare(ratio, gpu.numbers, because="Logits are tokens × vocabulary, the embedding is "
-    "width × vocabulary. 256 tokens ÷ 64 is 4, less what the blocks weigh.")  # fmt: skip
+logits_guess.compare(ratio, gpu.numbers, because="Logits are tokens × vocabulary, the embedding "
+    "is width × vocabulary. 256 tokens ÷ 64 is 4, less what the blocks weigh.")  # fmt: skip
 del logits
 optimizer.zero_grad()
 
@@ -510,7 +510,7 @@ gpulab.turn.lean_step(scored_step)
 # In daily work you log two numbers per epoch: what is allocated *between* steps, and the peak *since the last look*.
 
 # %% log-predict
-step_guess = gpulab.predict("A fresh model, four equal steps: which is the first at the highest peak?")
+step_guess = gpulab.predict("A fresh model, four steps: which one first reaches the highest peak?")
 
 # %% log-run
 model = GPT().to(device)
