@@ -35,9 +35,7 @@ one_guess = gpulab.predict("One float32 on the GPU: how many bytes are allocated
 # %% question-run
 one = torch.ones(1, device=device)
 allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-free, total = torch.cuda.mem_get_info()
-print(f"tensor {one.nbytes}, allocated {allocated:,} bytes ({gpu.numbers})")
-print(f"reserved {reserved:,}, driver {total - free:,} bytes ({gpu.numbers})")
+print(f"tensor {one.nbytes}, allocated {allocated}, reserved {reserved:,} bytes ({gpu.numbers})")
 one_guess.compare(allocated, gpu.numbers, because="Memory is handed out in units of 512 bytes.")
 
 # %% question-picture [markdown]
@@ -180,8 +178,7 @@ buckets = bucket_bytes(model, optimizer) | {"logits": logits.nbytes}
 for name, size in buckets.items():
     print(f"{name:<16} {size / MIB:>6.1f} MiB ({gpu.numbers})")
 ratio = round(buckets["logits"] / buckets["weights"], 1)
-logits_guess.compare(ratio, gpu.numbers, because="Logits are tokens × vocabulary, the embedding "
-    "is width × vocabulary. 256 tokens ÷ 64 is 4, less what the blocks weigh.")  # fmt: skip
+logits_guess.compare(ratio, gpu.numbers, because="256 tokens ÷ width 64, less the blocks.")
 del logits
 optimizer.zero_grad()
 
@@ -218,9 +215,8 @@ step()
 lean = gpulab.memory.peak(step)
 print(f"{lean}\nabove the start: {lean.above / buckets['logits']:.2f} times the logits")
 ratio = round(lean.above / buckets["logits"], 1)
-peak_guess.compare(ratio, gpu.numbers, because="As backward begins, "
-    "three tensors of the logits' size are alive: the log-probabilities, kept by cross_entropy, "
-    "their gradient, and the gradient of the logits, made from it.")  # fmt: skip
+peak_guess.compare(ratio, gpu.numbers, because="As backward begins, three are alive: "
+    "log-probabilities, their gradient, and from it the gradient of the logits.")  # fmt: skip
 
 # %% named-explain [markdown]
 # `cross_entropy` does not need the logits for its backward pass. Most training loops give them a name all the same, and
@@ -292,9 +288,6 @@ gpulab.sim.memory_budget(precision="fp32")
 # `torch.autograd.graph.saved_tensors_hooks` sees every tensor that autograd keeps, and
 # `memory.activation_bytes` adds them up, without weights and inputs.
 
-# %% kept-model
-print(gpulab.memory.activation_bytes(model, inputs))
-
 # %% kept-lines [markdown]
 # What do single operations keep of a tensor of 4 MiB?
 
@@ -302,8 +295,7 @@ print(gpulab.memory.activation_bytes(model, inputs))
 x = torch.randn(512, 2048, device=device, requires_grad=True)  # 4 MiB
 for operation in (torch.neg, torch.relu, F.gelu, F.dropout):
     found = gpulab.memory.activation_bytes(operation, x)
-    print(f"{operation.__name__:<8} {found.input_bytes / MIB:.0f} MiB of input,", end=" ")
-    print(f"{found.total / MIB:.0f} MiB else ({gpu.numbers})")
+    print(f"{operation.__name__:<8} {found} ({gpu.numbers})")
 
 # %% kept-explain [markdown]
 # A negation keeps **nothing**: its derivative is −1, whatever x was. That is why counting the outputs of layers goes wrong.
@@ -321,11 +313,9 @@ gelu_guess = gpulab.predict(
 rows, found = torch.randn(256, 64, device=device), {}
 for activation in (nn.ReLU(), nn.GELU()):
     network = nn.Sequential(nn.Linear(64, 4096), activation, nn.Linear(4096, 64)).to(device)
-    found[str(activation)[:4]] = kept = gpulab.memory.activation_bytes(network, rows).total
-    print(f"{activation}: {kept / MIB:.1f} MiB ({gpu.numbers})")
-gelu_guess.compare(found["GELU"] / found["ReLU"], gpu.numbers, because="ReLU's output is also the "
-    "input of the second layer: one storage for both. GELU keeps its input, and the second layer "
-    "keeps GELU's output: two.")  # fmt: skip
+    found[str(activation)[:4]] = gpulab.memory.activation_bytes(network, rows).total
+gelu_guess.compare(found["GELU"] / found["ReLU"], gpu.numbers, because="The second layer keeps its input: "
+    "ReLU's output is the same storage. GELU keeps its own input beside it.")  # fmt: skip
 
 # %% allocator-text [markdown]
 # ## The caching allocator
@@ -515,6 +505,7 @@ step_guess = gpulab.predict("A fresh model, four steps: which one first reaches 
 # %% log-run
 model = GPT().to(device)
 optimizer = torch.optim.AdamW(model.parameters())
+torch.cuda.empty_cache()
 peaks, before = [], torch.cuda.memory_stats()["num_device_alloc"]
 for number in range(1, 5):
     torch.cuda.reset_peak_memory_stats()
