@@ -314,7 +314,8 @@ rows, found = torch.randn(256, 64, device=device), {}
 for activation in (nn.ReLU(), nn.GELU()):
     network = nn.Sequential(nn.Linear(64, 4096), activation, nn.Linear(4096, 64)).to(device)
     found[str(activation)[:4]] = gpulab.memory.activation_bytes(network, rows).total
-gelu_guess.compare(found["GELU"] / found["ReLU"], gpu.numbers, because="The second layer keeps its input: "
+ratio = found["GELU"] / found["ReLU"]
+gelu_guess.compare(ratio, gpu.numbers, because="The second layer keeps its input: "
     "ReLU's output is the same storage. GELU keeps its own input beside it.")  # fmt: skip
 
 # %% allocator-text [markdown]
