@@ -331,6 +331,71 @@ def nbytes(p):
     return p.nbytes
 
 
+@right("held_bytes")
+def by_numbers(model):
+    return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters())
+
+
+@wrong("held_bytes", "expected: ", "Adam keeps no moments for it")
+def as_if_all_were_trained(model):
+    return 4 * total(model, nbytes)
+
+
+@wrong("held_bytes", "its weights are there all the same")
+def without_the_frozen(model):
+    return 4 * total(model, nbytes, trained=True)
+
+
+@wrong("held_bytes", "Adam's two moments are missing")
+def without_moments(model):
+    return total(model, nbytes) + total(model, nbytes, trained=True)
+
+
+@wrong("held_bytes", "either the gradients, or one of Adam's two moments")
+def with_one_moment(model):
+    return total(model, nbytes) + 2 * total(model, nbytes, trained=True)
+
+
+@wrong("held_bytes", "these are the weights")
+def weights_alone(model):
+    return total(model, nbytes)
+
+
+@wrong("held_bytes", "these are numbers, not bytes")
+def counts_numbers(model):
+    return total(model, torch.numel) + 3 * total(model, torch.numel, trained=True)
+
+
+@wrong("held_bytes", "in bfloat16", "in bf16 it has 2")
+def four_bytes_each(model):
+    return 4 * counts_numbers(model)
+
+
+@wrong("held_bytes", "bytes were asked for")
+def in_mib(model):
+    return by_numbers(model) / 2**20
+
+
+@wrong("held_bytes", "an object of type Size", "a number was asked for")
+def gives_a_shape(model):
+    return torch.Size([4])
+
+
+@wrong("held_bytes", "None for a model of", "the return is missing")
+def nothing_back(model):
+    by_numbers(model)
+
+
+def accuracy(logits, targets):
+    return (logits.argmax(-1) == targets).float().mean()
+
+
+def backward_and_step(loss, optimizer):
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 @right("lean_row")
 def row_by_a_new_tensor():
     whole = torch.ones(100, 2**18, device="cuda")
@@ -554,71 +619,6 @@ def too_much():
 @wrong("four_sizes", "None", "the return is missing")
 def no_sizes():
     return None
-
-
-@right("held_bytes")
-def by_numbers(model):
-    return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters())
-
-
-@wrong("held_bytes", "expected: ", "Adam keeps no moments for it")
-def as_if_all_were_trained(model):
-    return 4 * total(model, nbytes)
-
-
-@wrong("held_bytes", "its weights are there all the same")
-def without_the_frozen(model):
-    return 4 * total(model, nbytes, trained=True)
-
-
-@wrong("held_bytes", "Adam's two moments are missing")
-def without_moments(model):
-    return total(model, nbytes) + total(model, nbytes, trained=True)
-
-
-@wrong("held_bytes", "either the gradients, or one of Adam's two moments")
-def with_one_moment(model):
-    return total(model, nbytes) + 2 * total(model, nbytes, trained=True)
-
-
-@wrong("held_bytes", "these are the weights")
-def weights_alone(model):
-    return total(model, nbytes)
-
-
-@wrong("held_bytes", "these are numbers, not bytes")
-def counts_numbers(model):
-    return total(model, torch.numel) + 3 * total(model, torch.numel, trained=True)
-
-
-@wrong("held_bytes", "in bfloat16", "in bf16 it has 2")
-def four_bytes_each(model):
-    return 4 * counts_numbers(model)
-
-
-@wrong("held_bytes", "bytes were asked for")
-def in_mib(model):
-    return by_numbers(model) / 2**20
-
-
-@wrong("held_bytes", "an object of type Size", "a number was asked for")
-def gives_a_shape(model):
-    return torch.Size([4])
-
-
-@wrong("held_bytes", "None for a model of", "the return is missing")
-def nothing_back(model):
-    by_numbers(model)
-
-
-def accuracy(logits, targets):
-    return (logits.argmax(-1) == targets).float().mean()
-
-
-def backward_and_step(loss, optimizer):
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 # --- lesson 06 -------------------------------------------------------------------------------------------------------
