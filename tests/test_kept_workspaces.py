@@ -47,7 +47,7 @@ def test_what_a_segment_a_loss_and_a_row_take(out_of_memory):
 
 
 def test_the_peak_of_a_step_has_three_tensors_of_the_logits_size():
-    names = "setup", "gpt-block", "gpt", "buckets-predict", "buckets-count", "buckets-run", "peak-predict", "peak-run"
+    names = "setup", "gpt", "buckets-predict", "buckets-count", "buckets-run", "peak-predict", "peak-run"
     found = re.search(r"([\d.]+) times the logits", printed("04_memory/lecture.py", *names))
     assert 3 < float(found[1]) < 3.2
 

@@ -34,7 +34,6 @@ WANTED_ERRORS = {
     "00_start_here": ["NotAttempted", "CheckFailed"],
     "03_moving_data": ["RuntimeError"],
     "07_mixed_precision": ["RuntimeError"],
-    "04_memory": ["ModuleNotFoundError"],
     "06_less_memory": ["RuntimeError"],
     "05_out_of_memory": ["OutOfMemoryError", "RuntimeError"],
     "08_accumulation": ["RuntimeError", "TypeError"],

@@ -462,6 +462,57 @@ def backward_and_step(loss, optimizer):
     optimizer.zero_grad()
 
 
+@right("lean_row")
+def row_by_a_new_tensor():
+    whole = torch.ones(100, 2**18, device="cuda")
+    row = torch.empty(2**18, device="cuda").copy_(whole[0])
+    del whole
+    torch.cuda.empty_cache()
+    return row
+
+
+@wrong("lean_row", "the driver gets it by another call")
+def row_cloned_only():
+    return torch.ones(100, 2**18, device="cuda")[0].clone()
+
+
+@wrong("lean_row", "a row on the GPU")
+def lean_row_on_the_cpu():
+    row = torch.ones(100, 2**18, device="cuda")[0].cpu()
+    torch.cuda.empty_cache()
+    return row
+
+
+@wrong("lean_row", "the return is missing")
+def row_forgotten():
+    torch.ones(100, 2**18, device="cuda")[0].clone()
+
+
+@right("four_sizes")
+def sizes_from_small_to_large():
+    return 2, 3.5, 4.5, 9.5
+
+
+@wrong("four_sizes", "four different ones")
+def sizes_that_are_equal():
+    return [5, 5, 5, 5]
+
+
+@wrong("four_sizes", "more than 20 do not fit")
+def sizes_too_large():
+    return [9, 8, 7, 6]
+
+
+@wrong("four_sizes", "the small pool")
+def sizes_of_two_pools():
+    return [9, 8, 2, 0.75]
+
+
+@wrong("four_sizes", "a list of four sizes")
+def sizes_three():
+    return [9, 8, 2]
+
+
 @right("lean_step")
 def keeps_the_choices_alone(model, optimizer, inputs, targets):
     logits = model(inputs).flatten(0, 1)

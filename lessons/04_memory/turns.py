@@ -1,4 +1,4 @@
-"""Judges the turns of lesson 04: the memory of a model with a frozen layer, a step without a fourth logits tensor."""
+"""Judges the turns of lesson 04: a lean row, sizes for a segment, a frozen layer, the logits in a step."""
 
 from __future__ import annotations
 
@@ -155,3 +155,56 @@ def _same_accuracy(got: Any, wanted: float, after: float) -> None:
             if abs(value - after) < 1e-4
             else "the share of the right ones was asked for: right ones divided by all",
         )
+
+
+@turn("the row as it was, and PyTorch has reserved no more than the row needs (virtual T4)")
+def lean_row(answer: Any) -> None:
+    """A function that returns the first row, 1 MiB of ones, of a matrix of 100 MiB that it makes on the GPU."""
+    with virtual_gpu():
+        got = answer()
+        reserved = torch.cuda.memory_reserved()
+        torch.cuda.empty_cache()
+        held = torch.cuda.memory_allocated()
+        is_row = isinstance(got, torch.Tensor) and got.shape == (2**18,) and bool((got == 1).all())
+        on_gpu = is_row and got.is_cuda
+    if not is_row:
+        likely = "the return is missing" if got is None else "the row itself was asked for"
+        raise NotYet(brief(got), expected="the row, 262,144 ones", likely=likely)
+    if not on_gpu:
+        raise NotYet("the row is on the CPU", expected="a row on the GPU", likely="clone() copies it where it is")
+    if reserved <= 2 * MIB:
+        return
+    if reserved == 100 * MIB and held == 100 * MIB:
+        raise AsGiven(f"{reserved / MIB:.0f} MiB are reserved (virtual T4)")
+    likely = "the matrix is gone, and PyTorch keeps its memory: the driver gets it by another call"
+    if held > 2 * MIB:
+        likely = "something still refers to the matrix: a view, a name"
+    raise NotYet(f"{reserved / MIB:.0f} MiB are reserved", expected="2 MiB (virtual T4)", likely=likely)
+
+
+@turn("four different sizes, 19 MiB or more, and exactly 20 MiB reserved (virtual T4)")
+def four_sizes(answer: Any) -> None:
+    """A function that returns four sizes in MiB."""
+    sizes = answer()
+    if not isinstance(sizes, (list, tuple)) or len(sizes) != 4 or not all(is_number(n) and n > 0 for n in sizes):
+        raise NotYet(brief(sizes), expected="a list of four sizes in MiB", likely="the return is missing or another")
+    if list(sizes) == [0.5, 9, 8, 3]:
+        raise AsGiven("the four reserve 22 MiB (virtual T4): one of them comes from another pool")
+    if len(set(sizes)) < 4 or sum(sizes) < 19:
+        raise NotYet(
+            f"{sum(sizes):g} MiB in {len(set(sizes))} different sizes",
+            expected="four different ones, together 19 MiB or more",
+            likely="the sizes are to fill the segment nearly",
+        )
+    if sum(sizes) > 20:
+        raise NotYet(f"{sum(sizes):g} MiB in all", expected="20 MiB reserved", likely="more than 20 do not fit into 20")
+    with virtual_gpu():
+        alive = [torch.empty(int(size * MIB), dtype=torch.uint8, device="cuda") for size in sizes]
+        reserved = torch.cuda.memory_reserved()
+        del alive
+    if reserved != 20 * MIB:
+        pools = "up to 1 MiB a tensor comes from the small pool, in segments of 2 MiB"
+        alone = "from 10 MiB on a tensor that finds no free block gets a segment of its own size"
+        rest = "the order matters: each takes the smallest free block that is large enough"
+        likely = pools if min(sizes) <= 1 else alone if max(sizes) >= 10 else rest
+        raise NotYet(f"{reserved / MIB:g} MiB are reserved", expected="20 MiB (virtual T4)", likely=likely)
