@@ -73,16 +73,16 @@ def _arrow(start: float, end: float, y: float, words: str, width: float) -> list
 def who_holds() -> Picture:
     """What an exception keeps alive: its traceback, the frames of it, their variables, the graph of one."""
     body = [
-        *_box(18, 60, 130, "the exception", "OutOfMemoryError", BLUE),
-        *_box(188, 60, 130, "its traceback", "__traceback__", BLUE),
+        *_box(18, 60, 150, "the exception", "OutOfMemoryError", BLUE),
+        *_box(204, 60, 122, "its traceback", "__traceback__", BLUE),
         *_box(358, 10, 190, "frame of attempt()", "x: 24 MiB", BLUE),
         *_box(358, 110, 190, "frame of forward()", "input: 24 MiB", BLUE),
         *_box(612, 110, 230, "the graph", "activations: the rest", GREEN),
-        *_arrow(148, 186, 86, "", 3),
-        line(318, 86, 336, 86, stroke=INK, width=3),
-        line(336, 36, 336, 136, stroke=INK, width=3),
-        line(336, 36, 358, 36, stroke=INK, width=3),
-        line(336, 136, 358, 136, stroke=INK, width=3),
+        *_arrow(168, 202, 86, "", 3),
+        line(326, 86, 338, 86, stroke=INK, width=3),
+        line(338, 36, 338, 136, stroke=INK, width=3),
+        line(338, 36, 358, 36, stroke=INK, width=3),
+        line(338, 136, 358, 136, stroke=INK, width=3),
         *_arrow(548, 610, 136, "grad_fn", 3),
     ]
     return Picture(860, 172, "While the exception is held, so is all that it leads to", WHO_HOLDS, tuple(body), 1)

@@ -550,7 +550,7 @@ for settings in ("", "expandable_segments:True"):
 #
 # 1. Go to the last step. How much is reserved, and how much of it lives?
 # 2. Switch on *expandable_segments*. What changes?
-# 3. Choose “a, b, c, d, e, f, g, h=8MiB; free a, c, e, g; x=24MiB” as the script. Does the switch help now?
+# 3. Choose “a, b, c, d, e, f, g, h=8MiB; free a, c, e, g; x=60MiB” as the script. Does the switch help now?
 
 # %% simulator
 gpulab.sim.allocator(script="growing", memory=112)
