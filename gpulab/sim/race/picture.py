@@ -117,7 +117,11 @@ def _crossing(race: Contest) -> list[str]:
         return [small(RIGHT, TOP - 9, words, anchor="end")]
     x, right = TASKS.at(race.crossover), race.crossover > MOST_TASKS**0.5
     wide = length(words, SMALL) + 20
-    mark = grasp(x - wide if right else x - 8, TOP - 23, wide + 8, 21) + pointer(x, TOP - 4) + line(x, TOP - 4, x, BOTTOM, stroke=MUTED, dash="2 4")
+    mark = (
+        grasp(x - wide if right else x - 8, TOP - 23, wide + 8, 21)
+        + pointer(x, TOP - 4)
+        + line(x, TOP - 4, x, BOTTOM, stroke=MUTED, dash="2 4")
+    )
     mark += small(x + (-10 if right else 10), TOP - 9, words, anchor="end" if right else "start")
     return [clickable(mark, words, tasks=min(race.crossover, MOST_AT_ONCE))]
 
