@@ -34,19 +34,15 @@ class TestClaims:
         assert number.chosen.value == number.chosen.after == 1.0
         assert number.chosen.stuck
         assert number.exact == 0
-        assert number.finding == (
-            "bf16 stores 1 exactly and keeps it through 1,000 updates of -0.1%: each is too small, and rounded away"
-        )
+        assert number.finding == "bf16: 1 − 0.001 is 1 again, and no number of such updates changes it"
 
     def test_fp16_drifts_and_fp32_arrives(self):
         ends = stored()
         assert ends["fp16"].after == 0.022186279296875  # torch: see test_floats
         assert 0 < ends["fp32"].after < 1e-5
-        assert (
-            "but 1,000 updates of -0.1% bring it to 0.0221863, not to 0"
-            in simulate(**DEFAULT | {"format": "fp16"}).finding
-        )
-        assert simulate(**DEFAULT | {"format": "fp32"}).finding.endswith("bring it to 9.32463e-06, close to 0")
+        assert "but small updates bring it to 0.0222, not to 0" in simulate(**DEFAULT | {"format": "fp16"}).finding
+        assert [ends[name].left for name in ("fp32", "fp16", "bf16")] == ["0%", "2%", "100%"]
+        assert simulate(**DEFAULT | {"format": "fp32"}).finding.endswith("bring it to 9.32e-06, close to 0")
 
     def test_70000_is_inf_in_fp16_and_fine_in_bf16(self):
         found = stored(**CLAIM_TOO_LARGE)
@@ -57,7 +53,7 @@ class TestClaims:
         assert found["e4m3"].value == 448
         assert found["e4m3"].outcome == "clamped"
         assert simulate(**DEFAULT | CLAIM_TOO_LARGE | {"format": "fp16"}).finding == (
-            "fp16 ends at 65504: 70000 becomes inf"
+            "fp16 ends at 65,504: 70,000 becomes inf"
         )
 
     def test_1e_8_is_zero_in_fp16_and_fine_in_bf16(self):
@@ -174,7 +170,7 @@ class TestOverTheWholeRange:
 class TestPicture:
     def test_the_default_state_makes_the_point(self):
         sim = NumberFormats()
-        assert "keeps it through 1,000 updates" in sim.picture.title
+        assert "no number of such updates changes it" in sim.picture.title
         assert "one update, -0.001, is 0.26 of the spacing: rounded back to 1" in sim.svg()
 
     def test_the_fields_are_named_and_every_bit_is_there(self):
@@ -214,9 +210,9 @@ class TestTouch:
     def test_the_states_lose_an_update_then_overflow_then_underflow(self):
         lost, large, small = (simulate(**DEFAULT | state.values) for state in NumberFormats.states)
         assert lost.chosen.stuck
-        assert "rounded away" in lost.finding
+        assert "no number of such updates changes it" in lost.finding
         assert (large.chosen.outcome, small.chosen.outcome) == ("overflow", "underflow")
-        assert "ends at 65504" in large.finding
+        assert "ends at 65,504" in large.finding
         assert "becomes 0" in small.finding
         others = [dict(zip(FORMATS, one.all, strict=True)) for one in (large, small)]
         assert all(one["bf16"].value not in (0, math.inf) for one in others)

@@ -146,7 +146,7 @@ def _ring(step: Step) -> list[str]:
         seats = [0, 1, 2, 3, None, gpus - 3, gpus - 2, gpus - 1]
     moving = done is not None and done < hops(gpus)
     body = [
-        text(MARGIN, BELOW, "The ring, one bucket in slow motion", weight="bold"),
+        text(MARGIN, BELOW, "Inside the ring: one bucket, in slow motion", weight="bold"),
         note(MARGIN, BELOW + 19, _now(step)),
     ]
     if gpus > 1:
@@ -155,8 +155,8 @@ def _ring(step: Step) -> list[str]:
             polyline([_place(turn / 60) for turn in range(61)], stroke=MUTED, width=1.5),
             note(MIDDLE, CENTRE - 22, "each GPU has sent", anchor="middle"),
             text(MIDDLE, CENTRE - 4, sent, anchor="middle", weight="bold"),
-            note(MIDDLE, CENTRE + 20, "A bar is a piece, as high", anchor="middle"),
-            note(MIDDLE, CENTRE + 37, "as GPUs are summed in it.", anchor="middle"),
+            note(MIDDLE, CENTRE + 20, "bars: the bucket’s pieces;", anchor="middle"),
+            note(MIDDLE, CENTRE + 37, "height: GPUs summed so far", anchor="middle"),
         ]
     for seat, gpu in enumerate(seats):
         x, y = _place(seat / len(seats))

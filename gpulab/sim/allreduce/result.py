@@ -115,14 +115,10 @@ class Step(Result):
         if len(self.buckets) == 1:
             return f"One bucket is full only when backward ends: the ring hides nothing, {worth}"
         if self.latency > self.ring / 2 and self.exposed > 0.02 * self.work.compute:
-            share = percent(self.latency / self.ring)
-            return f"{len(self.buckets)} buckets cost {share} of the ring's time in latency: {worth}"
+            return f"So many buckets cost {percent(self.latency / self.ring)} of the ring's time in latency: {worth}"
         if self.ring > backward:
-            lasts = f"The ring needs {duration(self.ring)}, backward lasts {duration(backward)}"
-            return f"{lasts}: {worth}"
-        other = self.data_parallel_speedup
-        beside = f"; DataParallel hides nothing: {times(other)}" if other is not None else ""
-        return f"DDP hides {percent(self.hidden)} of its ring behind backward: {worth}{beside}"
+            return f"The ring needs {times(self.ring / backward)} times as long as backward: {worth}"
+        return f"DDP hides {percent(self.hidden)} of its ring behind backward: {worth}"
 
     def rows(self) -> list[Row]:
         link, other = self.work.link, self.data_parallel_seconds

@@ -153,17 +153,23 @@ def _waves(kernel: Kernel) -> list[str]:
     """Time to the right: how many of the places have a block, and how much of the lanes' time is used."""
     high, unit = CHART_BOTTOM - CHART_TOP, (END - MARGIN) / kernel.clocks
     words = f"{many(kernel.clocks, 'clock')} (virtual), lanes at work {percent(kernel.busy)}"
-    at_work = ("lanes at work", ORANGE, True)
     body = [
         text(MARGIN, CHART_TOP - 12, words, weight="bold"),
-        *keys(END, CHART_TOP - 12, ("places with a block", SKY), at_work, ("no block", RULE), ends=True),
+        *keys(
+            END,
+            CHART_TOP - 12,
+            ("a block, but its warps wait", SKY),
+            ("lanes at work", ORANGE),
+            ("no block", RULE),
+            ends=True,
+        ),
         rect(MARGIN, CHART_TOP, END - MARGIN, high, fill=RULE),
     ]
     for index, wave in enumerate(kernel.waves):
         x, wide = MARGIN + wave.start * unit, wave.clocks * unit
         body.append(bar(x, CHART_BOTTOM - high * wave.resident, wide, high * wave.resident, fill=SKY, stroke=""))
         busy = high * wave.busy
-        body.append(bar(x, CHART_BOTTOM - busy, wide, busy, fill=ORANGE, hatched=True, stroke=""))
+        body.append(bar(x, CHART_BOTTOM - busy, wide, busy, fill=ORANGE, stroke=""))
         body.append(line(x, CHART_TOP, x, CHART_BOTTOM, stroke=INK))
         blocks = f"wave {index + 1}: {many(wave.blocks, 'block')}"
         whole = f"{blocks} in {kernel.places:,} places"
@@ -171,8 +177,9 @@ def _waves(kernel: Kernel) -> list[str]:
     now = MARGIN + (kernel.clock + 0.5) * unit
     moment = [
         grasp(now - 12, CHART_TOP - 8, 24, high + 10),
-        line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=VERMILLION, width=3),
+        line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=PAPER, width=6),
+        line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=INK, width=2.5),
         pointer(now, CHART_TOP + 2, fill=VERMILLION),
     ]
     grip = Grip("frame", MARGIN + unit / 2, END - unit / 2, 0, min(kernel.clocks, FRAMES) - 1)
-    return [*body, draggable("".join(moment), "Time in the kernel", grip)]
+    return [*body, draggable("".join(moment), "Time", grip)]

@@ -112,7 +112,7 @@ def cursor(axis: Axis, seconds: float, top: float, bottom: float) -> str:
 def playhead(axis: Axis, until: float, top: float, bottom: float, *, last: int, over: str = "") -> Live:
     """The lanes as the grip of the control `moment`, which goes from 0 to `last` while `until` seconds pass: where they
     are touched the moment is. `over` lies on them, such as names."""
-    ground = grasp(axis.left - 8, top, axis.right - axis.left + 16, bottom - top)
+    ground = grasp(axis.left - 8, top, axis.seen(until) + 16, bottom - top)
     return Live(draggable(ground + over, "Moment", Grip("moment", axis.left, axis.x(until), 0, last)))
 
 

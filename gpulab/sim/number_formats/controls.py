@@ -33,7 +33,7 @@ class NumberFormats(Simulator[Number]):
         State(
             "Too large",
             {"value": 7.0, "exponent": 4, "format": "fp16"},
-            "fp16 has five bits of exponent and ends at 65504; bf16 has fp32's eight, and few digits.",
+            "fp16 has five bits of exponent and ends at 65,504; bf16 has fp32's eight, and few digits.",
         ),
         State(
             "Too small",

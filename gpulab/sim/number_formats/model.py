@@ -42,6 +42,11 @@ class Stored:
         return self.path[-1]
 
     @property
+    def left(self) -> str:
+        """What the updates leave of the number, in per cent."""
+        return f"{round(100 * self.after / self.asked)}%" if math.isfinite(self.after) else show(self.after)
+
+    @property
     def stuck(self) -> bool:
         """Whether no update has moved it."""
         return len(self.path) == 1
@@ -75,7 +80,8 @@ class Number(Result):
     @property
     def finding(self) -> str:
         it, kind = self.chosen, self.chosen.format
-        asked, value, after, exact = map(show, (self.asked, it.value, it.after, self.exact))
+        asked, value = show(self.asked), show(it.value)
+        after, exact = show(it.after, 3), show(self.exact, 3)
         if it.outcome == "overflow":
             return f"{kind.name} ends at {show(kind.largest)}: {asked} becomes {value}"
         if it.outcome == "clamped":
@@ -90,11 +96,13 @@ class Number(Result):
         elif value != asked:
             found += f" as {value}"
         if it.stuck:
-            return f"{found} and keeps it through {self.updates}: each is too small, and rounded away"
+            sign = "+" if self.change > 0 else "−"
+            same = f"{kind.name}: {value} {sign} {show(abs(self.change))} is {value} again"
+            return f"{same}, and no number of such updates changes it"
         if abs(it.after - self.exact) >= 0.001 * abs(self.asked):
-            return f"{found}, but {self.updates} bring it to {after}, not to {exact}"
+            return f"{found}, but small updates bring it to {after}, not to {exact}"
         close = "" if after == exact else f", close to {exact}"
-        return f"{found}; {self.updates} bring it to {after}{close}"
+        return f"{found}; small updates bring it to {after}{close}"
 
     def rows(self) -> list[Row]:
         it = self.chosen
@@ -156,8 +164,8 @@ def spacings(stored: Stored) -> tuple[float, float]:
 
 
 def show(value: float, digits: int = 6) -> str:
-    """`70000`, `0.0221863`, `1e-08`, `-0`, `inf`."""
-    return f"{value:.{digits}g}"
+    """`70,000`, `0.0221863`, `1e-08`, `-0`, `inf`."""
+    return f"{value:,.{digits}g}"
 
 
 def share(part: float) -> str:

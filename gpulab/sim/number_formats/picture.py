@@ -6,7 +6,21 @@ import math
 from collections.abc import Callable
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, letters, line, polyline, rect, shape, text
+from virtualgpu.pictures.svg import (
+    MARGIN,
+    SMALL,
+    Live,
+    Picture,
+    bar,
+    key,
+    length,
+    letters,
+    line,
+    polyline,
+    rect,
+    shape,
+    text,
+)
 
 from ..base.floats import FORMATS, TF32, weight
 from ..base.scene import END, WIDTH, Scale, arrow, diamond, line_key, note, picture, small
@@ -29,14 +43,15 @@ def draw(number: Number) -> Picture:
 def _table(number: Number) -> list[str]:
     """A row for each format, which chooses it; the bits of the chosen one are switches."""
     heads = {"sign": SIGN - 9, "exponent": MANTISSA - 75, "mantissa": MANTISSA}
-    heads |= {"stored": VALUE, "error": ERROR, "updated": AFTER}
+    heads |= {"stored": VALUE, "error": ERROR, f"after {number.steps:,}": AFTER}
     body = [note(x, 13, words) for words, x in heads.items()]
+    body.append(Live(note(VALUE - 16, 13, "click a row to choose it, a bit to flip it", anchor="end")))
     top = 18.0
     for name, stored in zip(FORMATS, number.all, strict=True):
         chosen = stored is number.chosen
         high = CHOSEN_ROW if chosen else ROW
         base, bold = top + high / 2 + 5, "bold" if chosen else ""
-        after = "as fp32" if stored.format is TF32 else show(stored.after, 3)
+        after = "as fp32" if stored.format is TF32 else stored.left
         edge = INK if chosen else ""
         words = [
             rect(MARGIN - 6, top + 1, END - MARGIN + 12, high - 2, fill=PAPER, stroke=edge, radius=4),

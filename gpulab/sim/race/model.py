@@ -206,22 +206,20 @@ class Contest(Result):
 
     @property
     def finding(self) -> str:
-        lanes = "one lane" if self.simd == 1 else f"{self.simd} lanes"
-        cpu = f"{count(self.cores, 'CPU core')} on {lanes}{' each' * (self.cores > 1)}"
-        gpu, tasks, speedup = f"{self.lanes:,} GPU lanes", many(self.tasks, "task"), self.speedup
+        speedup = self.speedup
+        found = "CPU and GPU take about as long"
         if speedup >= 1.05:
-            found = f"{gpu} finish {tasks} {times(speedup)} as fast as {cpu}"
+            found = f"The GPU wins by {times(speedup)}"
         elif speedup <= 1 / 1.05:
-            found = f"{cpu} finish {tasks} {times(1 / speedup)} as fast as {gpu}"
-        else:
-            found = f"{tasks} take {gpu} about as long as {cpu}"
+            found = f"The CPU wins by {times(1 / speedup)}"
         gpu_seconds = self.gpu_side.seconds
         if min(side.spent("serial") / side.seconds for side in (self.cpu, self.gpu_side)) >= 0.5:
-            return f"{found}; what is serial, {self.serial}%, holds both below {times(self.amdahl)}"
+            return f"{found}; the serial part holds both below {times(self.amdahl)}"
         if speedup >= 1.05 and self.simd < CORE_LANES:
+            used = "one lane of each core" if self.simd == 1 else "a part of its lanes"
             again = gpu_seconds / self.simd_cpu.seconds
-            wins = f"the CPU would win by {times(again)}" if again >= 1 else f"the GPU still wins by {times(1 / again)}"
-            return f"{found}; with all {self.simd_cpu.lanes:,} CPU lanes {wins}"
+            wins = f"it would win by {times(again)}" if again >= 1 else f"the GPU would win by {times(1 / again)}"
+            return f"{found}, as the CPU uses {used}; with all of them {wins}"
         if speedup >= 1.05:
             return found if self.crossover is None else f"{found}; it is ahead {self.crossing}"
         beside = self.gpu_side.spent("copy in", "launch", "copy out")

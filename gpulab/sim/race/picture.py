@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PURPLE, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, Picture, bar, dot, line, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, text
 
 from ..base.lanes import Axis, cursor, veil
 from ..base.scene import END, Plot, Scale, beside_ends, keys, note, picture, pointer, small
@@ -13,8 +15,7 @@ from .model import CORE_LANES, MOST_AT_ONCE, MOST_TASKS, PLACES, TASK, WARP, Con
 
 BARS_LEFT, BARS_RIGHT, BARS_TOP, BARS_BOTTOM = 196.0, 770.0, 34.0, 166.0
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 716.0, 244.0, 424.0  # of the plot
-PLOT = Plot(Scale(LEFT, RIGHT, 1, MOST_TASKS, log=True), Scale(BOTTOM, TOP, 0.01, 1e4, log=True))
-TASKS, FACTORS = PLOT
+TASKS = Scale(LEFT, RIGHT, 1, MOST_TASKS, log=True)
 COLOURS = {"serial": PURPLE, "copy in": YELLOW, "launch": VERMILLION, "tasks": ORANGE, "copy out": YELLOW}
 
 
@@ -31,19 +32,19 @@ def _bars(race: Contest) -> list[str]:
     rows = (
         ("CPU", f"{cores} × {race.simd} of {CORE_LANES} lanes", cpu, _standing(race, cpu)),
         ("GPU", f"{many(race.warps, 'warp')} × {WARP} lanes", gpu, _standing(race, gpu)),
-        ("CPU, all lanes", f"{cores} × {CORE_LANES}: {simd.lanes:,} lanes", simd, ""),
+        *([("CPU, all lanes", f"{cores} × {CORE_LANES}: {simd.lanes:,} lanes", simd, "")] if simd != cpu else ()),
     )
     body = axis.draw(BARS_TOP - 12, BARS_BOTTOM)
     above = []
     for place, (name, lanes, side, standing) in enumerate(rows):
-        top = BARS_TOP + place * 46
+        top = BARS_TOP + place * (46 if simd != cpu else 64)
         body.append(text(MARGIN, top + 13, name, weight="bold" if standing else "", fill=INK if standing else MUTED))
         body.append(note(MARGIN, top + 30, lanes))
         body += _pieces(side, axis, top)
         x = axis.x(side.seconds) + 8
         above.append(text(x, top + 16, duration(side.seconds), weight="bold", halo=True))
         if standing:
-            above.append(note(BARS_LEFT + 4, top + 38, standing, halo=True))
+            above.append(note(END, top + 38, standing, anchor="end", halo=True))
     end = axis.x(max(cpu.seconds, gpu.seconds))
     now = grasp(axis.x(race.now) - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
     now += cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
@@ -83,22 +84,30 @@ STYLES = {"cpu": ("CPU", BLUE, 3.0, ""), "gpu": ("GPU", ORANGE, 4.0, ""), "simd"
 
 def _plot(race: Contest) -> list[str]:
     """Speed-up over one lane of the CPU, over the number of tasks, which is dragged."""
+    plot = _field(race)
     body = [
         text(MARGIN, TOP - 28, "times as fast as one CPU lane, by the number of tasks (virtual)", weight="bold"),
-        PLOT.frame(),
-        *PLOT.levels({value: f"{value:,g}" for value in (0.01, 1, 100, 1e4)}),
+        plot.frame(),
+        *plot.levels({value: f"{value:,g}" for value in plot.y.decades()}),
         *TASKS.ticks(BOTTOM, {value: f"{value:,.0f}" + " task" * (value == 1) for value in TASKS.decades()}),
     ]
     ends = {}
     if race.serial:
-        limit = FACTORS.at(race.amdahl)
+        limit = plot.y.at(race.amdahl)
         body.append(line(LEFT, limit, RIGHT, limit, stroke=VERMILLION, width=2, dash="2 4"))
         ends["Amdahl’s limit"] = limit
     for side, (name, stroke, width, dash) in STYLES.items():
         values = race.curves[side]
-        body.append(PLOT.curve(zip(PLACES, values, strict=True), stroke=stroke, width=width, dash=dash))
-        ends[name] = FACTORS.at(values[-1])
-    return [*body, *beside_ends(RIGHT + 8, BOTTOM, ends), *_crossing(race), _tasks(race)]
+        body.append(plot.curve(zip(PLACES, values, strict=True), stroke=stroke, width=width, dash=dash))
+        ends[name] = plot.y.at(values[-1])
+    return [*body, *beside_ends(RIGHT + 8, BOTTOM, ends), *_crossing(race), _tasks(race, plot)]
+
+
+def _field(race: Contest) -> Plot:
+    """Tasks to the right, and upwards as many powers of ten as the curves take."""
+    values = [value for curve in race.curves.values() for value in curve]
+    low, high = 10.0 ** math.floor(math.log10(min(values))), 10.0 ** math.ceil(math.log10(max(values)))
+    return Plot(TASKS, Scale(BOTTOM, TOP, low, high, log=True))
 
 
 def _crossing(race: Contest) -> list[str]:
@@ -107,15 +116,20 @@ def _crossing(race: Contest) -> list[str]:
     if race.crossover is None:
         return [small(RIGHT, TOP - 9, words, anchor="end")]
     x, right = TASKS.at(race.crossover), race.crossover > MOST_TASKS**0.5
-    mark = pointer(x, TOP - 4) + line(x, TOP - 4, x, BOTTOM, stroke=MUTED, dash="2 4")
+    wide = length(words, SMALL) + 20
+    mark = (
+        grasp(x - wide if right else x - 8, TOP - 23, wide + 8, 21)
+        + pointer(x, TOP - 4)
+        + line(x, TOP - 4, x, BOTTOM, stroke=MUTED, dash="2 4")
+    )
     mark += small(x + (-10 if right else 10), TOP - 9, words, anchor="end" if right else "start")
     return [clickable(mark, words, tasks=min(race.crossover, MOST_AT_ONCE))]
 
 
-def _tasks(race: Contest) -> str:
+def _tasks(race: Contest, plot: Plot) -> str:
     x = TASKS.at(race.tasks)
     moved = grasp(x - 12, TOP, 24, BOTTOM - TOP) + line(x, TOP, x, BOTTOM, stroke=INK, width=1.5)
-    for side, fill in (("cpu", BLUE), ("gpu", ORANGE)):
-        moved += dot(*PLOT.at(race.tasks, race.over_one_lane(race.tasks, side)), 8, fill=fill, stroke=INK)
+    for side, fill, radius in (("cpu", BLUE, 9), ("gpu", ORANGE, 6)):  # both are seen where they meet
+        moved += dot(*plot.at(race.tasks, race.over_one_lane(race.tasks, side)), radius, fill=fill, stroke=INK)
     grip = Grip("tasks", LEFT, TASKS.at(MOST_AT_ONCE), 1, MOST_AT_ONCE, log=True)
     return draggable(moved, "Tasks, along the curves", grip)
