@@ -463,54 +463,83 @@ def backward_and_step(loss, optimizer):
 
 
 @right("lean_row")
-def row_by_a_new_tensor():
-    whole = torch.ones(100, 2**18, device="cuda")
-    row = torch.empty(2**18, device="cuda").copy_(whole[0])
-    del whole
+def copied_row():
+    row = torch.ones(100, 2**18, device="cuda")[0]
+    row = row + 0
     torch.cuda.empty_cache()
     return row
 
 
-@wrong("lean_row", "the driver gets it by another call")
-def row_cloned_only():
-    return torch.ones(100, 2**18, device="cuda")[0].clone()
+@wrong("lean_row", "100 MiB are reserved", "as in the code given")
+def emptied_only():
+    row = torch.ones(100, 2**18, device="cuda")[0]
+    torch.cuda.empty_cache()
+    return row
 
 
-@wrong("lean_row", "a row on the GPU")
-def lean_row_on_the_cpu():
+@wrong("lean_row", "102 MiB are reserved", "the driver gets it by another call")
+def cloned_only():
+    row = torch.ones(100, 2**18, device="cuda")[0]
+    return row.clone()
+
+
+@wrong("lean_row", "102 MiB are reserved", "the driver gets it by another call")
+def emptied_too_early():
+    row = torch.ones(100, 2**18, device="cuda")[0]
+    torch.cuda.empty_cache()
+    return row.clone()
+
+
+@wrong("lean_row", "the row is on the CPU")
+def row_on_the_cpu():
     row = torch.ones(100, 2**18, device="cuda")[0].cpu()
     torch.cuda.empty_cache()
     return row
 
 
 @wrong("lean_row", "the return is missing")
-def row_forgotten():
-    torch.ones(100, 2**18, device="cuda")[0].clone()
+def no_row():
+    return None
 
 
 @right("four_sizes")
-def sizes_from_small_to_large():
-    return 2, 3.5, 4.5, 9.5
+def one_large_and_three_small():
+    return [18, 0.5, 0.4, 0.3]
 
 
-@wrong("four_sizes", "four different ones")
-def sizes_that_are_equal():
+@right("four_sizes")
+def none_of_ten():
+    return [7, 6, 4, 3]
+
+
+@wrong("four_sizes", "22 MiB", "as in the code given")
+def sizes_as_given():
+    return [0.5, 9, 8, 3]
+
+
+@wrong("four_sizes", "22 MiB are reserved", "in segments of 2 MiB")
+def one_from_the_small_pool():
+    return [0.5, 9, 8, 2]
+
+
+@wrong("four_sizes", "in 1 different sizes")
+def four_of_five():
     return [5, 5, 5, 5]
 
 
+@wrong("four_sizes", "a segment of its own size")
+def a_large_one_first():
+    return [10.5, 2, 3, 4]
+
+
 @wrong("four_sizes", "more than 20 do not fit")
-def sizes_too_large():
+def too_much():
     return [9, 8, 7, 6]
 
 
-@wrong("four_sizes", "the small pool")
-def sizes_of_two_pools():
-    return [9, 8, 2, 0.75]
-
-
-@wrong("four_sizes", "a list of four sizes")
-def sizes_three():
-    return [9, 8, 2]
+@wrong("four_sizes", "None", "the return is missing")
+def no_sizes():
+    return None
 
 
 @right("lean_step")
@@ -777,7 +806,7 @@ def segments_of_two(model, x):
     return x
 
 
-@wrong("in_segments", "a peak of 100 %", "no block is computed again")
+@wrong("in_segments", "a peak of 100%", "no block is computed again")
 def no_segment(model, x):
     return model(x)
 
@@ -2004,7 +2033,7 @@ def test_a_readers_own_exception_is_shown_as_it_is(capsys):
 
 
 def test_a_turn_that_is_not_there_is_named():
-    with pytest.raises(AttributeError, match="there is no turn 'golf'; the turns are: a_unit_per_block, any_device,"):
+    with pytest.raises(AttributeError, match="there is no turn 'golf'; the turns are: a_unit_per_block, account, any_device,"):
         _ = gpulab.turn.golf
 
 
