@@ -414,7 +414,7 @@ print("without set_epoch the second epoch has the first one's order:", first == 
 
 # %% data-explain [markdown]
 # It does not cut the data into equal chunks: it deals them out like cards, every fourth to the same rank, and **pads** with
-# samples from the start, so that all ranks make the same number of steps. 1797 become 1800, and three count twice. In
+# samples from the start, so that all ranks make the same number of steps. Those few count twice. In
 # training nobody notices. In an **evaluation** they are wrong: deal without padding, and add up sums and counts, not means:
 #
 # ```python

@@ -71,7 +71,7 @@ bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # gather and compute
 # %% question-text [markdown]
 # ## A question worth asking
 #
-# A GPT with 6.7 billion parameters, trained with AdamW in fp32: lesson 04 counts 16 bytes for each, 100 GiB, more than
+# A GPT with 6.7 billion parameters, trained with AdamW in fp32: lesson 04 counts 16 bytes for each, more than
 # any H100 has. A machine with eight of them has 632 GiB. Does the model train there with the DDP of lesson 12?
 
 # %% question-predict
