@@ -346,7 +346,7 @@ peak = cases["formula, 1 × 4096"].peak_allocated / 2**30
 attention_guess.compare(round(peak, 1), "virtual", because=why)
 
 # %% attention-explain [markdown]
-# The kernel computes the scores twice and is the faster one all the same: it writes no table (lesson 01), and skips the
+# The kernel computes the scores twice and is faster all the same: it writes no table (lesson 01), and skips the
 # half that `is_causal` masks. And it is no approximation: it is the same sum in another order. So use it before any
 # checkpointing. (With the formula, checkpointing brings back a whole table for the block at work.)
 #
