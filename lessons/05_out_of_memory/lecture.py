@@ -173,7 +173,7 @@ tried_guess.compare(mib, gpu.numbers, because=why)
 # |---|---|---|
 # | tried > capacity (or > allowed) | one request is too large | look at its shape; then the batch |
 # | free ≥ tried, and “allowed” is there; or “exceeds the … reserve” | a limit on this process | raise the limit |
-# | free > tried, and neither | the message does not tell | its last sentence, the line that raised it |
+# | free > tried, without either | the message does not tell | its last sentence, the line that raised it |
 # | cached ≥ tried, and expandable segments are not on | fragmentation | expandable segments |
 # | nobody's share is told, and it may be what is missing | the message does not tell | `nvidia-smi` |
 # | others hold what is missing | another process | `nvidia-smi`; end it, or take another GPU |
@@ -419,9 +419,9 @@ for context in (torch.no_grad, torch.inference_mode):
         print(context.__name__, gpulab.memory.activation_bytes(resnet, images), f"({gpu.numbers})")
 
 # %% eval-explain [markdown]
-# Both contexts keep nothing. `inference_mode` also saves work on the host, but its tensors can never take part in
-# training: “Inference tensors cannot be saved for backward”. Use it where results leave PyTorch; use `no_grad` where
-# they may come back.
+# Both contexts keep nothing. `inference_mode` also saves work on the host, but its tensors cannot be trained on, unless
+# cloned: “Inference tensors cannot be saved for backward”. Use it where results leave PyTorch; use `no_grad` where they
+# may come back.
 #
 # A `detach()` at the end replaces neither. The graph exists until then, so the peak is that of a training *forward
 # pass*.
@@ -502,10 +502,10 @@ for high in (2**18, 200_000, 150_000, 120_000):
     print(f"search from {high:>7,}: {found:>7,} samples, {1 - found / largest:.0%} less (virtual)")
 
 # %% search-dirty-explain [markdown]
-# It finds less, and how much less depends on where it begins. The first attempt leaves large segments. A smaller
-# tensor moves into one of them, and the rest of it is too small for the next. PyTorch cannot give such a segment back,
-# because a tensor lives in it. *Before* the attempt, it could have. So call `empty_cache` there, while nothing is
-# alive; in the `except` block it comes too late.
+# It finds less, and how much less depends on where it begins. The first attempt leaves large segments. A smaller tensor
+# moves into one of them, and the rest of it is too small for the next. PyTorch cannot give such a segment back, because
+# a tensor lives in it. So call `empty_cache` before each attempt, while nothing is alive; in the `except` block the
+# failed tensors still are.
 
 # %% search-powers-explain [markdown]
 # The third question: bisect. The largest power of two, 65,536, would leave 36 % of the batch unused. Then leave 5 to
@@ -556,17 +556,18 @@ for settings in ("", "expandable_segments:True"):
 gpulab.sim.allocator(script="growing", memory=112)
 
 # %% fragments-verdict [markdown]
-# Expandable segments mend the waste of *growing* sizes. They do not help with small survivors between large
-# neighbours, because a live tensor is never moved. Make what lives long first, and copy what you keep to the host.
+# Expandable segments mend the waste of *growing* sizes, and of gaps that hold whole pages of 20 MiB. They do not help
+# with survivors in every page, because a live tensor is never moved. Make what lives long first, and copy what you keep
+# to the host.
 
 # %% remedies-text [markdown]
 # ## The remedies, cheapest first
 #
 # The cause is found; what do you change? The order is that of the price. Remove garbage first, and use `no_grad` in
 # validation. Then come expandable segments, kernels that write less (lesson 06), 16-bit autocast (07), micro-batches
-# with accumulation (08), checkpointing and offloading (06). These leave the result as it is, up to rounding. An
-# optimizer with less state or LoRA (06) changes it. A larger GPU, or several GPUs (13), cost money. Lesson
-# [08](08_accumulation.ipynb) has what they cost; the [checklist](../docs/cheatsheet.md) has the list.
+# with accumulation (08), checkpointing and offloading (06). These leave the result as it is, up to rounding (BatchNorm
+# apart). An optimizer with less state or LoRA (06) changes it. A larger GPU, or several GPUs (13), cost money. The
+# [checklist](../docs/cheatsheet.md) has the list.
 
 # %% web-text [markdown]
 # ## What the web says
@@ -613,7 +614,7 @@ gpulab.quiz(5)
 # 2. Memory goes with the last reference: a list, a graph, a view, a traceback, `Out`. In `except`, take a note and
 #    leave.
 # 3. After `backward()`, a loss keeps 512 bytes; without it, the whole graph. Some losses keep all their elements.
-# 4. `empty_cache` frees no tensor. Between attempts of different size it makes room; after the error it is too late.
+# 4. `empty_cache` frees no tensor. Between attempts of different size it makes room; in `except`, too early.
 # 5. A batch fits when two whole steps fit.
 
 # %% next [markdown]
