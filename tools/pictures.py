@@ -150,7 +150,7 @@ def gpu_memories() -> Picture:
 def bytes_in_flight() -> Picture:
     """Little's law: two pipes as wide as the bandwidth and as long as the latency; the area is what is on its way."""
     body = []
-    for y, name, gb_s, ns, held in ((70, "A100", 2039, 330, "674 kB in flight"), (166, "CPU", 90, 90, "8 kB")):
+    for y, name, gb_s, ns, held in ((70, "A100", 2039, 330, "673 kB in flight"), (166, "CPU", 90, 90, "8 kB")):
         width, length = gb_s * 0.045, ns * 1.6
         body += [
             text(18, y + 5, name, size=HEAD, weight="bold"),
@@ -172,7 +172,7 @@ GPU_MEMORIES = (
     "registers to lanes 117 TB/s, L1 and shared memory 19.5, L2 7.2, HBM 2.0, PCIe 0.03."
 )
 BYTES_IN_FLIGHT = (
-    "Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 674 kB, "
+    "Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 673 kB, "
     "the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB."
 )
 TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts

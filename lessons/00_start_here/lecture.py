@@ -1,7 +1,7 @@
 # %% title [markdown]
 # # 00 · Start here
 #
-# **Promise:** in twenty minutes a small network has learned to read digits on a GPU, real or virtual, you have
+# **Promise:** after twenty minutes a small network has learned to read digits on a GPU, real or virtual, you have
 # seen where its memory goes, and you know your way around the course.
 #
 # After this notebook you can
@@ -59,6 +59,7 @@ def train(loader, device, epochs=5):
 images, labels = gpulab.data.digits("train")
 loader = DataLoader(TensorDataset(images, labels), batch_size=50, shuffle=True)
 
+train(loader, gpu.device, epochs=1)  # warm up: the first steps also load libraries
 start = time.perf_counter()
 model, optimizer = train(loader, gpu.device)
 print(f"{gpu.device}: {time.perf_counter() - start:.2f} s ({gpu.numbers})")
@@ -105,7 +106,7 @@ report = gpulab.doctor()
 #   `%pip install -e ".[lab]"` in the course folder, then restart the runtime once.
 # - **Several GPUs**: set `CUDA_VISIBLE_DEVICES=1` before Jupyter starts, to use the second one only.
 # - **A shared machine**: look at the GPU's line; somebody else's process may hold its memory.
-# - **To see what your class sees**: `gpulab.setup("T4")`.
+# - **A class with different machines**: `gpulab.setup("T4")` gives everyone the same virtual GPU.
 
 # %% device-text [markdown]
 # ## The device line
@@ -115,8 +116,7 @@ report = gpulab.doctor()
 # laptop with the CUDA build says `cuda`, and the next line fails.
 
 # %% device
-device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-print("this script would use:", device)
+torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 # %% device-turn-text [markdown]
 # **Your turn** · 1 minute. Your turns are never graded, and the notebook goes on without them. This function runs on one
@@ -141,7 +141,7 @@ gpulab.turn.read_on_any_device(read_digits)
 # %% evaluate-text [markdown]
 # ## Step five: evaluate
 #
-# **Your turn** · 2 minutes. This loop gives the right number, and is slower and larger than it has to be. Put the model
+# **Your turn** · 2 minutes. This loop gives the right number, and takes more time and memory than it has to. Put the model
 # into `eval` mode, let PyTorch keep nothing for backward (`torch.inference_mode()`), and sum on the device: each `.item()`
 # waits until the GPU has finished, so call it once.
 
@@ -185,7 +185,7 @@ print(f"{share:.1%} of {len(read)} new digits are read correctly")
 #
 # **Your turn** · 2 minutes. `torch.save(model)` pickles the whole object, and a file of pickled code can run anything when it is
 # loaded. Save the `state_dict`, the tensors by name, and load it into `copy`, an untrained network of the same kind, with
-# `map_location`: tensors saved on a GPU else want that GPU back.
+# `map_location`; otherwise tensors saved on a GPU want that GPU back.
 
 # %% save-turn tags=["your-turn"]
 def through_a_file(model, copy, path, device):
@@ -214,8 +214,7 @@ guess = gpulab.predict("How many bytes are parameters, gradients and Adam's mean
 
 # %% memory-count
 numbers = sum(p.numel() for p in model.parameters())
-print(f"{numbers:,} parameters of 4 bytes each")
-because = "Four float32 numbers for each: the parameter, its gradient and two means."
+because = f"{numbers:,} parameters: each has its value, a gradient and two means, in float32."
 guess.compare(4 * 4 * numbers, "computed", because=because)
 
 # %% memory-run
@@ -231,7 +230,7 @@ with gpulab.memory.timeline(label="one step, batch 1500") as line:
 line
 
 # %% memory-after [markdown]
-# The curve rises through the forward pass, falls through backward, and is hardly higher at its end than at its start.
+# The curve rises through the forward pass and on into backward, then falls to where it began.
 # What is kept for backward outweighs everything else here, and it is the part you can do most about. Lessons 04 to 08 are
 # about this curve.
 
@@ -240,16 +239,8 @@ line
 #
 # Exercises are in a folder of their own. Each is a function to write, with a check below it that runs **your** function
 # on inputs it draws afresh. Stuck? Under each check are three hints, folded. The solution is in `solutions/`; reading it after
-# an honest try is not cheating. Before you write something, the check says:
-
-# %% check-stub tags=["raises-exception"]
-def accumulate_tokens(model, micro_batches):
-    raise gpulab.NotAttempted
-
-
-gpulab.check.token_weighting(accumulate_tokens)
-
-# %% check-wrong-text [markdown]
+# an honest try is not cheating.
+#
 # A wrong answer is told what was expected, what came back, the likely misunderstanding, and where to read:
 
 # %% check-wrong tags=["raises-exception"]
@@ -279,18 +270,18 @@ gpulab.progress()
 # %% routes [markdown]
 # ### Four routes
 #
-# - **Half a day, fit and fast on one GPU:** 00, 03, 05, 07. Lectures of 3.5 hours.
-# - **A day, one GPU:** 00, 03, 04, 05, 07, 10, 11. Lectures of 6.7 hours.
-# - **Everything about one GPU:** 00 to 11, 14, 15. Lectures of 13.3 hours.
-# - **Several GPUs:** 00, 04, 08, 12, 13, 14. Lectures of 5.6 hours.
+# - **Half a day of lectures, fit and fast on one GPU:** 00, 03, 05, 07. 3.5 hours.
+# - **A day of lectures, one GPU:** 00, 03, 04, 05, 07, 10, 11. 6.7 hours.
+# - **Everything about one GPU:** 00 to 11, 14, 15. 13.3 hours.
+# - **Several GPUs:** 00, 04, 08, 12, 13, 14. 5.6 hours.
 #
-# Exercises take as long again as the lectures.
+# These hours are the lectures; exercises take about as long again.
 
 # %% takeaways [markdown]
 # ## Take-aways
 #
 # 1. A training script has six steps: loader, device, model, training, evaluation, saving.
-# 2. Every number in the course is measured, virtual or recorded, and says which.
+# 2. Every number in the course is measured, virtual or recorded, and says which; the rest is arithmetic.
 # 3. Predict, run, explain the difference. Then write it yourself, and let the check tell you what you missed.
 #
 # **What next:** [01 · Why GPUs](01_why_gpus.ipynb), or the first lesson of your route.

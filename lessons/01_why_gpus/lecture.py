@@ -7,7 +7,7 @@
 # After this lesson you can
 #
 # 1. **compare** a CPU and a GPU in lanes, operations per second and bytes per second;
-# 2. **explain** why a GPU wants a hundred thousand threads, and what a warp, an SM and a tensor core are;
+# 2. **explain** why a GPU wants so many threads, and what a warp, an SM and a tensor core are;
 # 3. **count** the operations and bytes of a layer, and say which of the two it waits for;
 # 4. **predict** the speed-up of a whole job, and the size below which the CPU wins.
 #
@@ -63,7 +63,7 @@ def microseconds(function, repeat=20 if gpu.numbers == "measured" else 2):
 # %% question-relu-text [markdown]
 # What decides? Start with the smallest operation. A popular page explains it like this: a ReLU over
 # 524,288 numbers is 524,288 independent operations. An A100 has 6912 cores, so it needs 76 rounds.
-# The next cell does the same sum for your GPU, and then runs the ReLU.
+# Here is the same sum for your GPU, and the ReLU itself.
 
 # %% question-predict
 relu_guess = gpulab.predict("How long does this ReLU over 1024 × 512 numbers take?", unit="µs")
@@ -130,10 +130,10 @@ gpulab.turn.half_the_time(prepare)
 # | | CPU | GPU |
 # |---|---|---|
 # | goal | latency: one thread, soon | throughput: all threads, soon |
-# | cores | 8 to 192, each strong | 28 to 170 streaming multiprocessors (SMs), each wide |
+# | cores | 8 to 192, each strong | 20 to 190 streaming multiprocessors (SMs), each wide |
 # | clock | 4 to 6 GHz (servers: 2 to 5) | 1.4 to 2.6 GHz |
 # | waiting for memory | avoided by caches | hidden by running other threads |
-# | memory | up to terabytes, 50 to 600 GB/s | 12 to 288 GB, 300 to 8000 GB/s |
+# | memory | up to terabytes, 50 to 850 GB/s | 8 to 288 GB, 250 to 8000 GB/s |
 # | suits | serial code, branches, I/O | the same arithmetic on much data |
 #
 # “6912 cores against 24” compares two different things. A “CUDA core” is one arithmetic **lane**:
@@ -215,9 +215,8 @@ def masks(thread):  # thread is torch.arange(1024)
 gpulab.turn.two_masks(masks)
 
 # %% masks-after [markdown]
-# What counts is whether threads of one warp disagree, not how many take the branch. In PyTorch you
-# meet a relative of this rule: `torch.where(mask, f(x), g(x))` computes both `f` and `g` for all
-# elements.
+# What counts is whether threads of one warp disagree, not how many take the branch. In PyTorch,
+# `torch.where(mask, f(x), g(x))` likewise computes both `f` and `g` for all elements.
 
 # %% latency-text [markdown]
 # ### Hiding latency
@@ -228,23 +227,23 @@ gpulab.turn.two_masks(masks)
 #
 # $$\text{bytes in flight} = \text{bandwidth} \times \text{latency}$$
 #
-# ![Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 674 kB, the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB.](../docs/pictures/bytes_in_flight.svg)
+# ![Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 673 kB, the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB.](../docs/pictures/bytes_in_flight.svg)
 
 # %% latency-explain [markdown]
-# For the A100 these are 674 kB: 168,000 threads that wait for 4 bytes each, three quarters of all
+# For the A100 these are 673 kB: 168,000 threads that wait for 4 bytes each, three quarters of all
 # that it has room for (computed). So its SMs keep up to 64 warps **resident** (a T4's 32, an RTX
 # 4090's 48), each with its registers in place. While one warp waits, another runs, and the switch
 # costs nothing.
 #
-# So small work cannot be fast: an operation that moves less than 674 kB never fills this pipe. (A
-# thread that fetches 16 bytes at once needs fewer threads. The bytes stay.)
+# So small work cannot be fast: an operation that moves less than 673 kB never fills this pipe. (With
+# 16 bytes a thread, fewer threads do.)
 #
 # ### See it move
 #
-# A toy GPU of 4 SMs with 32 lanes each. Its 8 warps are too few to hide a wait of 31 clocks.
+# A toy GPU of 4 SMs with 32 lanes each. 8 warps in an SM are too few to hide a wait of 31 clocks.
 #
 # 1. Set *Room for warps in an SM* to 16, then to 32. When are the lanes busy, and why just there?
-# 2. Add one element. What does the last, almost empty wave of blocks cost?
+# 2. Add a few elements (an arrow key). What does the last, almost empty wave of blocks cost?
 
 # %% simulator-architecture
 gpulab.sim.architecture(wait=31, room=8, elements=8192, frame=40)
@@ -268,7 +267,7 @@ gpulab.sim.architecture(wait=31, room=8, elements=8192, frame=40)
 # chip, in the same package.
 #
 # A **tensor core** does one thing: it multiplies small matrices and adds, in fp16, bf16, TF32 or
-# less (on some GPUs in fp64 too). What does that bring for a product, and what for a ReLU?
+# narrower formats (on some GPUs in fp64 too). What does that bring for a product, and what for a ReLU?
 
 # %% tensor-run
 with gpulab.VirtualGPU("A100-80", compute=False):
@@ -281,8 +280,8 @@ with gpulab.VirtualGPU("A100-80", compute=False):
 
 # %% tensor-explain [markdown]
 # The product gains from tensor cores, the ReLU only from its bytes. By data sheets the tensor
-# cores' gain in 16 bits runs from twice (RTX 4090) to thirty times (B200), for matrix products
-# only.
+# cores' gain in 16 bits runs from twice (RTX 4090) to thirty times (B200), for matrix products and
+# convolutions only.
 
 # %% roofline-text [markdown]
 # ## Operations per byte, and the roof
@@ -358,9 +357,9 @@ with gpulab.VirtualGPU("T4", compute=False), torch.no_grad():
 
 # %% roofline-gpt-explain [markdown]
 # A batch costs little until its intensity comes near the balance. This is why training uses
-# batches, and why a server that writes one token at a time waits to answer many users at once. (A
-# very fast GPU reads these weights in less time than a launch takes. There the launch sets the
-# time, and the extra rows are just as cheap.)
+# batches, and why a server that writes one token at a time waits to answer many users at once. (These
+# are the GPU's own times. Launches from Python triple that of one text; more texts are just as
+# cheap.)
 #
 # ### See it move
 #
@@ -415,7 +414,7 @@ gpulab.turn.what_waits(waits_for)
 network_guess = gpulab.predict("What share of the time is not matrix products?", unit="per cent")
 
 # %% network-recorded
-why = "The other operations do little arithmetic, and move as many bytes."
+why = "The other operations do little arithmetic, and wait for memory."
 network_guess.compare(25.5 + 13.5, "recorded", because=why)
 
 # %% network-resnet-text [markdown]
@@ -440,8 +439,8 @@ with gpulab.VirtualGPU("A100-80", compute=False), torch.no_grad():
     print(gpulab.timing.operations(lambda: network(images), top=4))
 
 # %% network-explain [markdown]
-# Convolutions do practically all of the arithmetic in two fifths of the time. Batch norms,
-# additions and ReLUs take the rest, and wait for memory. FLOPs alone do not tell the time of a
+# Convolutions do practically all of the arithmetic, on this GPU in two fifths of the time.
+# Batch norms, additions and ReLUs take the rest, and wait for memory. FLOPs alone do not tell the time of a
 # network.
 #
 # Later lessons measure the remedies: **fuse** elementwise operations, so that the bytes move once
@@ -468,7 +467,7 @@ for share, factor in ((0.70, 10), (0.95, 8), (0.95, float("inf")), (0.99, 100)):
 # %% amdahl-explain [markdown]
 # A GPU ten times as fast makes this step less than three times as fast. There are two ways out.
 # **Overlap**: load beside the GPU's work, and the longer of the two times counts (lesson 09).
-# **Grow the problem**: a larger model or batch has a larger parallel share (Gustafson's law).
+# **Grow the problem**: a larger model computes more on the same data (Gustafson's law).
 
 # %% small-text [markdown]
 # ## When the CPU wins
@@ -506,7 +505,7 @@ axes.axhline(1, color="black", linewidth=1)
 axes.set_xscale("log", base=2)
 axes.set(yscale="log", xlabel="n, for n × n numbers", ylabel="CPU's time / A100's")
 axes.set_xticks(sizes, sizes)
-axes.set_title("A large product pays the way to the GPU, a ReLU does not")
+axes.set_title("A large product pays for its way to the GPU, a ReLU does not")
 axes.legend()
 gpulab.style.show(figure, alt="Products rise from far below 1 to about 9, a ReLU stays below 1.")
 
@@ -548,7 +547,7 @@ why = "Both wait for the host, which launches one small kernel after another."
 tiny_guess.compare(round(t4 / h100, 2), "virtual", because=why)
 
 # %% tiny-resnet-text [markdown]
-# A large network with a small batch behaves alike. Here is a training step of ResNet-18:
+# A larger network behaves alike while its batch is small. Here is a training step of ResNet-18:
 
 # %% tiny-resnet
 def resnet(batch):
@@ -565,7 +564,8 @@ for batch in (1, 8, 64):
 # %% tiny-explain [markdown]
 # With one image both GPUs wait for the **host**: Python, the dispatcher, autograd and the optimizer
 # take longer for a kernel than the GPU does. The H100 still waits with eight images. (How long
-# depends on the host: the virtual one was fitted to published runs of BERT and OPT.)
+# depends on the host: the virtual one was fitted to published runs of BERT and OPT.) At 64 the H100
+# also gains from TF32, PyTorch's default in convolutions.
 #
 # An IEEE study measured such a case (Nishanth et al. 2022, an Intel i5 against a GTX 1650): CNNs
 # ran 8.8 times as fast on the GPU, RNNs 4.9 times, and **a plain network 1.2 times faster on the
@@ -580,7 +580,7 @@ for batch in (1, 8, 64):
 # | “A CPU has 24 cores, a GPU 6912.” | A CUDA core is a lane. In lanes a desktop CPU has hundreds. |
 # | “95 % parallel makes 20 times.” | The limit for infinitely many workers. With 8: 5.9. |
 # | “Most operations are limited by bandwidth.” | True by number in the ResNet-50 and the BERT layer above. |
-# | “Tensor cores are 12 times CUDA cores.” | V100 against P100. On one chip 2 to 30, for products only. |
+# | “Tensor cores are 12 times CUDA cores.” | V100 against P100. On one chip 2 to 30, for products and convolutions. |
 # | “A CPU would train GPT-4 for 35,000 years.” | Those are the years of *one A100* at its fp32 peak. At 1 TFLOP/s the reported 2.15 × 10²⁵ operations (unofficial) take 681,000. |
 
 # %% mistakes-text [markdown]
@@ -622,8 +622,8 @@ gpulab.quiz(1)
 #    longer time decides, unless the launch takes longer still.
 # 2. A CUDA core is a lane, an SM is a core, a warp is 32 threads with one instruction. Other warps hide
 #    latency, so small work cannot be fast.
-# 3. Large matrix products suit a GPU because each number is used many times. An elementwise operation uses it
-#    once, and waits for memory.
+# 3. Large matrix products suit a GPU because each number is used many times. A large elementwise operation
+#    uses it once, and waits for memory.
 # 4. What stays sets the limit: loading, launches, copies, and the bytes between the products.
 # 5. The CPU can win on small work, on cheap work with the host's data, and on tiny networks. If you read a
 #    speed-up, ask for model, format and batch on both sides.
