@@ -157,8 +157,8 @@ def _errors(window: Window, middle: float) -> list[str]:
 
 def _memory(epoch: Epoch, top: float) -> list[str]:
     body = [
-        text(MARGIN, top, "memory saved", weight="bold"),
-        note(MARGIN + 108, top, f"({RECORDED})"),
+        text(MARGIN, top, "memory", weight="bold"),
+        note(MARGIN + 78, top, f"({RECORDED})"),
         *keys(END, top, ("weights, gradients, Adam", RULE), ("kept for backward", PURPLE, True), ends=True),
     ]
     at_once = (

@@ -59,7 +59,7 @@ def _ticks(full: Scale) -> list[str]:
 
 def _bars(result: Budget, full: Scale) -> list[str]:
     body = []
-    for place, (name, moment) in enumerate(zip(("as backward begins", "as it ends"), result.moments, strict=True)):
+    for place, (name, moment) in enumerate(zip(("backward begins", "backward ends"), result.moments, strict=True)):
         top = BARS + place * (BAR + 8)
         at_peak = result.at_end == bool(place)
         weight = "bold" if at_peak else ""
