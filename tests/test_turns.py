@@ -2033,7 +2033,9 @@ def test_a_readers_own_exception_is_shown_as_it_is(capsys):
 
 
 def test_a_turn_that_is_not_there_is_named():
-    with pytest.raises(AttributeError, match="there is no turn 'golf'; the turns are: a_unit_per_block, account, any_device,"):
+    with pytest.raises(
+        AttributeError, match="there is no turn 'golf'; the turns are: a_unit_per_block, account, any_device,"
+    ):
         _ = gpulab.turn.golf
 
 

@@ -130,7 +130,7 @@ def test_a_simulator_as_opened_is_a_picture_with_its_numbers_as_text(opened, sho
     cell = notebook.shown(notebook.find("gpulab.sim.accumulation()"))
     assert cell.locator(".gpulab-sim").count() == 0
     (image,) = [node for node in notebook.spoken(cell) if node.role in ("image", "img")]
-    assert image.name.startswith("13 micro-batches make 4 updates")
+    assert image.name.startswith("The last update is scaled by 1/4")
     assert "GiB (recorded:" in image.name
     shoot(notebook, "08_simulator_opened")
 
@@ -171,11 +171,11 @@ def test_callbacks_run_on_the_main_thread(open_notebook, lab):
 
 def test_an_arrow_key_on_a_slider_changes_the_picture_and_its_numbers(lecture, simulator, shoot):
     title, numbers = picture(simulator)
-    assert title.startswith("13 micro-batches make 4 updates")
+    assert title.startswith("The last update is scaled by 1/4")
     assert "micro-batch" in numbers
     slider(simulator, "Micro-batch").press("ArrowRight")
     wait_until(lecture.page, lambda: picture(simulator)[0] != title, "another title")
-    assert picture(simulator)[0].startswith("12 micro-batches")  # of 9 samples each
+    assert picture(simulator)[0].startswith("The short micro-batch")  # a last one of one sample
     assert picture(simulator)[1] != numbers
     assert slider(simulator, "Micro-batch").get_attribute("aria-valuetext") == "9 samples"
     shoot(lecture, "08_simulator")
@@ -197,7 +197,7 @@ def test_its_keys_are_not_jupyterlabs(lecture, simulator, key):
 
 def test_what_the_picture_says_is_spoken_when_it_has_come_to_rest(lecture, simulator):
     slider(simulator, "Micro-batch").press("ArrowRight")
-    simulator.get_by_role("status").filter(has_text="12 micro-batches").wait_for()
+    simulator.get_by_role("status").filter(has_text="The short micro-batch").wait_for()
 
 
 def test_a_menu_and_a_checkbox_answer_to_keys(lecture, simulator):

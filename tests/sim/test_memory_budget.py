@@ -297,7 +297,7 @@ class TestWhatItShows:
         assert found.at_end
         assert found.peak.total > 7 * found.peak.weights
         assert found.fitting == ["H200", "B200"]
-        assert "12.6 GiB of weights take 100." in found.finding
+        assert found.finding.startswith("Llama 7B takes 100.8 GiB to train, 8 times its weights")
         assert "only H200 and B200 here have that" in found.finding
 
     def test_ddp_helps_no_rank(self):

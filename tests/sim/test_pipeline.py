@@ -47,8 +47,8 @@ class TestByHand:
         sim = Pipeline()
         assert sim.result.step == pytest.approx(60 * MS + PAGEABLE, rel=1e-3)
         assert sim.result.finding == (
-            "In the long run the GPU computes 35% of the time: in each step of 71 ms the main process loads a batch,"
-            " then copies it, and the GPU waits"
+            "In the long run the GPU computes 35% of the time: the main process loads a batch, then copies it,"
+            " and the GPU waits"
         )
 
     @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ class TestChoices:
         [
             ({"workers": 2}, "it stands still in each copy of 11 ms, and more workers do not help"),
             ({"workers": 1}, "1 worker brings a batch every 60 ms, and it needs one every 25 ms"),
-            ({"workers": 3, "side": True}, "100% of the time, 25 ms a step: only the first batch keeps it waiting"),
+            ({"workers": 3, "side": True}, "100% of the time: only the first batch keeps it waiting"),
             ({"workers": 7, "side": True}, "; 3 workers would do"),
             ({"workers": 8, "side": True, "compute": 1, "load": 1}, "a copy takes 11 ms, longer than all else"),
             ({"workers": 8, "pinned": True, "compute": 1, "load": 1}, "the one thread that pins takes 6.7 ms a batch"),

@@ -188,8 +188,8 @@ class TestByHand:
 class TestThingsToTry:
     def test_the_default_state_makes_the_point(self):
         finding = simulate(**DEFAULT).finding
-        assert finding.startswith("Matrix product is bound by arithmetic")
-        assert "GELU, which waits for memory" in finding
+        assert finding.startswith("Matrix product is compute-bound: 71% of a T4's peak")
+        assert "GELU is memory-bound: 0.42%" in finding
 
     def test_one_row_more_than_the_tiles_of_a_wave(self):
         even = simulate(**DEFAULT | {"rows": 640, "columns": 1024})
@@ -200,7 +200,7 @@ class TestThingsToTry:
 
     def test_a_single_row_reads_all_weights(self):
         result = simulate(**DEFAULT | {"rows": 1})
-        assert result.finding.startswith("Matrix product waits for memory: 1 FLOP a byte")
+        assert result.finding.startswith("Matrix product is memory-bound: 1 FLOP a byte")
 
     def test_half_precision_helps_gelu_twice_and_a_product_more(self):
         whole, half = (simulate(**DEFAULT | {"dtype": dtype}).operations for dtype in ("fp32", "fp16"))
@@ -302,7 +302,7 @@ class TestTouch:
         sets += re.findall(r"data-set='([^']*)'", page.view["svg"])
         assert [json.loads(one) for one in sets] == [{"op": op} for op in OPERATIONS]
         page.ask(**json.loads(sets[2]))
-        assert page.view["headline"].startswith("GELU waits for memory")
+        assert page.view["headline"].startswith("GELU is memory-bound")
 
     def test_a_point_below_the_plot_is_marked_and_no_other(self):
         low = Roofline(gpu="H100", rows=1)

@@ -81,24 +81,23 @@ class Epoch(Result):
 
     @property
     def finding(self) -> str:
-        verb = "makes" if self.micro_batches == 1 else "make"
-        found = f"{count(self.micro_batches, 'micro-batch')} {verb} {count(len(self.windows), 'update')}"
-        last = self.windows[-1]
+        last, found = self.windows[-1], []
         misweighted = max(window.uneven for window in self.windows)
         if self.dropped:
             rest = "sample is" if self.dropped_samples == 1 else f"{self.dropped_samples} samples are"
-            found += f"; the last {rest} never used"
+            found.append(f"the last {rest} never used")
         elif last.scale < 1:
-            found += f"; the last one is scaled by {len(last.samples)}/{self.steps}"
+            found.append(f"the last update is scaled by {len(last.samples)}/{self.steps}")
         if self.tokens and misweighted:
-            found += f"; the mean of means is up to {percent(misweighted)} off"
+            found.append(f"the mean of means is up to {percent(misweighted)} off")
         elif misweighted and last.scale < 1:
-            found += ", and weighs its short micro-batch as a full one"
+            found.append("its short micro-batch weighs as a full one")
         elif misweighted:
-            found += f"; the short micro-batch puts the last one {percent(misweighted)} off"
+            found.append(f"the short micro-batch puts the last update {percent(misweighted)} off")
         elif self.worst_error == 0:
-            found += "; each is the true mean gradient"
-        return found
+            found.append("every update is the true mean gradient")
+        words = "; ".join(found)
+        return words[0].upper() + words[1:]
 
     def rows(self) -> list[Row]:
         short = self.samples % self.batch

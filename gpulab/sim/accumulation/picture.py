@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, length, line, rect, shape, text
 
-from ..base.scene import END, keys, named_bar, note, picture, small
+from ..base.scene import END, fitted, keys, named_bar, note, picture, small
 from ..base.touch import Grip, draggable, grasp, named
 from ..base.words import count, percent, size
 from .model import MOST_STEPS, RECORDED, STATE_BYTES, Epoch, Window
@@ -48,10 +48,13 @@ def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
     for number, window in enumerate(windows):
         pieces = min(len(window.samples), STRIP_MOST - number * epoch.steps)
         odd = _is_odd(epoch, window)
-        fill = ORANGE if odd else (SKY, PAPER)[number % 2]
-        for _ in range(pieces):
-            body.append(bar(x, STRIP, wide, STRIP_HIGH, fill=fill, hatched=odd, stroke=INK if wide > 12 else MUTED))
+        gap, start = min(4.0, wide / 2), x  # before the next window
+        for piece in range(pieces):
+            room = wide - gap * (piece == pieces - 1)
+            fill, edge = ORANGE if odd else SKY, INK if wide > 12 else MUTED
+            body.append(bar(x, STRIP, room, STRIP_HIGH, fill=fill, hatched=odd, stroke=edge))
             x += wide
+        body.append(fitted(start, x - start - gap, STRIP + 16, str(number + 1), halo=True))
     at = _after(epoch, epoch.steps)
     left = epoch.micro_batches - STRIP_MOST
     words = f"… {left} more" if left > 0 else "a step after every " + str(epoch.steps)
@@ -89,15 +92,16 @@ def _heads(epoch: Epoch) -> list[str]:
         note(STEP, base, "step", anchor="middle"),
         note(SCALE, base, "scale"),
         note(END, base - 20, "gradient error (virtual)", anchor="end"),
-        dot(BAR_LEFT + 6, foot - 4, 5, fill=ORANGE, stroke=INK),
-        note(BAR_LEFT + 18, foot, "the update is scaled: too few micro-batches"),
-        bar(STEP - 115, foot - 9, 10, 10, fill=VERMILLION),
-        note(STEP - 99, foot, "unequal micro-batches weigh alike"),
     ]
+    if any(window.scale < 1 for window in epoch.windows):
+        body.append(dot(BAR_LEFT + 6, foot - 4, 5, fill=ORANGE, stroke=INK))
+        body.append(note(BAR_LEFT + 18, foot, "the update is scaled: too few micro-batches"))
+    if any(window.uneven for window in epoch.windows):
+        body.append(bar(STEP - 115, foot - 9, 10, 10, fill=VERMILLION))
+        body.append(note(STEP - 99, foot, "unequal micro-batches weigh alike"))
     for power in range(LEAST, 1):
         x = ERROR + (power - LEAST) * DECADE
-        words = f"{100 * 10.0**power:g}" + ("%" if power == 0 else "")
-        body.append(note(x, base, words, anchor="middle"))
+        body += [note(x, base, f"{100 * 10.0**power:g}%", anchor="middle")] if power in (-2, 0) else []
         body.append(line(x, ROWS_TOP - 4, x, ROWS_TOP + ROWS_HEIGHT - 10, stroke=RULE))
     return body
 
@@ -141,7 +145,7 @@ def _row(epoch: Epoch, window: Window, index: int, top: float, high: float, unit
 
 def _errors(window: Window, middle: float) -> list[str]:
     """How far off, on a scale of powers of ten: by the scale of all, and by the weights of the pieces."""
-    body = []
+    body = [] if window.error else [dot(ERROR, middle, 4, fill=RULE, stroke=MUTED)]
     both = window.scale < 1 and window.uneven > 0
     for error, fill, y in ((1 - window.scale, ORANGE, -5.0), (window.uneven, VERMILLION, 5.0)):
         if error > 0:
@@ -153,7 +157,8 @@ def _errors(window: Window, middle: float) -> list[str]:
 
 def _memory(epoch: Epoch, top: float) -> list[str]:
     body = [
-        note(MARGIN, top, f"memory ({RECORDED})"),
+        text(MARGIN, top, "memory", weight="bold"),
+        note(MARGIN + 78, top, f"({RECORDED})"),
         *keys(END, top, ("weights, gradients, Adam", RULE), ("kept for backward", PURPLE, True), ends=True),
     ]
     at_once = (

@@ -37,8 +37,6 @@ COUNTS, CHART_LEFT, CHART_HEIGHT = 264.0, 500.0, 96.0
 FOOT = COUNTS + CHART_HEIGHT + 14
 LETTER = 0.61 * SMALL  # of a program
 SIZES = ("1MiB", "8MiB", "12MiB", "24MiB", "60MiB")  # to be dropped into the memory
-PARTS = (("rounded up", ORANGE, True), ("free in a segment", PAPER), ("on the device", RULE))
-KEYS = keys(END, PALETTE, *PARTS, ends=True)
 
 
 def draw(result: Memory) -> Picture:
@@ -46,9 +44,7 @@ def draw(result: Memory) -> Picture:
     done = "; ".join(one.text for one in result.commands[: result.step])
     memory, sizes = [*_strip(result), *_small(result)], _palette(result)
     living = [after(memory, done, step=result.step + 1), Live(after(sizes, done, step=result.step + 1))]
-    return picture(
-        result, FOOT + 64, _script(result), KEYS, living, _hint(result), _counts(result), _chart(result), _foot(result)
-    )
+    return picture(result, FOOT + 64, _script(result), living, _hint(), _counts(result), _chart(result), _foot(result))
 
 
 def _script(result: Memory) -> list[str]:
@@ -102,10 +98,9 @@ def _palette(result: Memory) -> list[str]:
     return [*body, command(drawn, "Empty the cache", "script", "empty_cache()")]  # the bare word is an example
 
 
-def _hint(result: Memory) -> list[str]:
-    """What one can do here, where no small segments stand."""
-    words = "click a block to free it, and a size to allocate it, or carry it into the memory"
-    return [] if any(segment.small for segment in result.run.segments) else [Live(note(MARGIN, LENS + 17, words))]
+def _hint() -> list[str]:
+    """What one can do here, beside what it is done with."""
+    return [Live(note(END, PALETTE, "a click frees a block or allocates a size; or carry it down", anchor="end"))]
 
 
 def _strip(result: Memory) -> list[str]:
@@ -144,11 +139,14 @@ def _failed(result: Memory, device: float, unit: float) -> list[str]:
     tried = failed.shortage.tried
     x = END - min(tried, result.capacity) * unit  # what is longer than all memory is cut off
     words = f"✗ {mib(failed.shortage.requested)} asked: {mib(tried)} of the device needed"
-    words += f", {mib(tried - result.run.free)} are missing"
+    missing = f"{mib(tried - result.run.free)} are missing"
+    beside = fitted(x, device - x, FAILED + 13, missing, halo=True)
+    words += "" if beside else f", {missing}"
     return [
         bar(x, FAILED, device - x, 16, fill=VERMILLION, hatched=True, stroke=VERMILLION),
         shape([(0, FAILED + 8), (12, FAILED), (12, FAILED + 16)], fill=VERMILLION) if tried > result.capacity else "",
         rect(x, FAILED, END - x, 16, stroke=VERMILLION, dash="7 4"),
+        beside,
         small(END, FAILED + 32, words, weight="bold", anchor="end"),
     ]
 
@@ -172,7 +170,7 @@ def _piece(piece: Piece, x: float, y: float, high: float, unit: float) -> str:
     size = mib(piece.nbytes)
     if not piece.name:
         box = rect(x, y, long, high, fill=PAPER, stroke=MUTED, dash="4 3")
-        words = fitted(x, long, middle, f"{size} free", size, fill=MUTED)
+        words = fitted(x, long, middle, f"{size} free in the segment", f"{size} free", size, fill=MUTED)
         return named(box + words, f"free in a segment: {size}")
     wasted = (piece.nbytes - piece.requested) * unit
     box = rect(x, y, long, high, fill=SKY, stroke=INK)
@@ -194,7 +192,10 @@ def _counts(result: Memory) -> list[str]:
         ("fragmentation: free, but not in one piece", percent(result.fragmentation)),
     )
     told = readouts(MARGIN, CHART_LEFT - 50, COUNTS + 14, rows, apart=20)
-    return [note(MARGIN, COUNTS - 7, "counts (virtual)"), *told]
+    pieces = (piece for segment in result.run.segments for piece in segment.pieces if piece.name)
+    rounded = [("rounded up", ORANGE, True)] if any(piece.nbytes > piece.requested for piece in pieces) else []
+    legend = keys(CHART_LEFT - 50, COUNTS - 7, *rounded, ends=True)
+    return [note(MARGIN, COUNTS - 7, "counts (virtual)"), *legend, *told]
 
 
 def _chart(result: Memory) -> list[str]:
@@ -220,7 +221,7 @@ def _chart(result: Memory) -> list[str]:
     x, bottom = plot.x.at(result.step + 0.5), plot.y.start
     moved = grasp(*plot.box()) + line(x, COUNTS + 22, x, bottom, dash="2 2") + dot(x, bottom, 7, fill=INK)
     grip = Grip("step", plot.x.at(0.5), plot.x.at(last + 0.5), 0, last)
-    return [*body, draggable(moved, "Step of the script", grip)]
+    return [*body, draggable(moved, "Step", grip)]
 
 
 def _foot(result: Memory) -> list[str]:

@@ -98,8 +98,8 @@ class Memory(Result):
                 " a whole segment"
             )
         return (
-            f"{command} fails with {mib(self.free)} free: {mib(self.run.free)} of the device and {mib(self.cached)} in"
-            f" segments, but in one piece at most {mib(self.largest)}"
+            f"{command} fails with {mib(self.free)} free: on the device and in segments, in one piece at most"
+            f" {mib(self.largest)}"
         )
 
     def _allocated(self, command: Command, asked: int, now: Moment, before: Moment) -> str:

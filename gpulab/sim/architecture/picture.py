@@ -153,16 +153,10 @@ def _waves(kernel: Kernel) -> list[str]:
     """Time to the right: how many of the places have a block, and how much of the lanes' time is used."""
     high, unit = CHART_BOTTOM - CHART_TOP, (END - MARGIN) / kernel.clocks
     words = f"{many(kernel.clocks, 'clock')} (virtual), lanes at work {percent(kernel.busy)}"
+    waits = ("a block, but its warps wait", SKY)
     body = [
         text(MARGIN, CHART_TOP - 12, words, weight="bold"),
-        *keys(
-            END,
-            CHART_TOP - 12,
-            ("a block, but its warps wait", SKY),
-            ("lanes at work", ORANGE),
-            ("no block", RULE),
-            ends=True,
-        ),
+        *keys(END, CHART_TOP - 12, waits, ("lanes at work", ORANGE), ("no block", RULE), ends=True),
         rect(MARGIN, CHART_TOP, END - MARGIN, high, fill=RULE),
     ]
     for index, wave in enumerate(kernel.waves):

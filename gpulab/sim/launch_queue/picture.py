@@ -167,7 +167,7 @@ def _timers(queue: Queue, axis: Axis) -> list[str]:
 
 def _comparison(queue: Queue) -> list[str]:
     """The same step in every mode: each row chooses its own."""
-    body = [note(MARGIN, BELOW, "this step in each mode (virtual)")]
+    body = [note(MARGIN, BELOW, "the same step, launched otherwise: click (virtual)")]
     left, unit = 244.0, 112 / max(queue.modes)
     for row, (mode, seconds) in enumerate(zip(MODES, queue.modes, strict=True)):
         base, here = BELOW + 23 + row * 23, mode == queue.work.mode
@@ -177,6 +177,8 @@ def _comparison(queue: Queue) -> list[str]:
         drawn += dot(MARGIN + 5, base - 5, 3, fill=INK) if here else ""
         drawn += text(MARGIN + 18, base, MODE_NAMES[mode], weight=weight)
         drawn += bar(left, base - 12, seconds * unit, 15, fill=GREEN if here else PAPER)
+        if seconds == min(queue.modes) and not here:  # what would help most
+            drawn += rect(left, base - 12, seconds * unit, 15, stroke=GREEN, edge=3)
         drawn += text(left + seconds * unit + 8, base, duration(seconds), weight=weight)
         body.append(clickable(drawn, f"Launched by {MODE_NAMES[mode]}: {duration(seconds)} a step", mode=mode))
     return body

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from virtualgpu.gpus.specs import SHOWN, Spec
 
 from ..base.simulator import Limit, Result, Row
-from ..base.words import many, percent, size
+from ..base.words import many, size
 from .job import CATEGORIES, MOST, PARALLEL_WORDS, Job, Moment, deepspeed
 from .needs import CHECKPOINTING, OPTIMIZERS, PRECISIONS, PRESETS, needs
 
@@ -83,17 +83,14 @@ class Budget(Result):
     @property
     def finding(self) -> str:
         peak, ranks = self.peak, self.job.ranks
-        most = max(peak[:-1])
-        what = CATEGORIES[Moment._fields[peak.index(most)]]
         if ranks == 1:
-            share = f"{percent(most / peak.total)} of it {what}"
-            found = f"{self.job.needs.words}: {amount(peak.weights)} of weights take {amount(peak.total)} to train"
-            return f"{found} with batch {self.batch:,}, {share}; {self._who}"
+            found = f"{self.job.needs.words} takes {amount(peak.total)} to train"
+            return f"{found}, {peak.total / peak.weights:,.2g} times its weights; {self._who}"
         if self.job.parallel == "ddp":
-            found = f"DDP shards nothing and adds buckets of {amount(self.job.buckets)}"
+            found = f"Each of {ranks:,} ranks needs {amount(peak.total)}, as DDP shards nothing"
         else:
-            found = f"after {PARALLEL_WORDS[self.job.parallel]} {amount(self.states)} of it are model states"
-        return f"Each of {ranks:,} ranks needs {amount(peak.total)} for batch {self.batch:,}: {found}; {self._who}"
+            found = f"With {PARALLEL_WORDS[self.job.parallel]} each of {ranks:,} ranks needs {amount(peak.total)}"
+        return f"{found}; {self._who}"
 
     @property
     def _who(self) -> str:

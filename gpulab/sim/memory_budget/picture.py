@@ -59,7 +59,7 @@ def _ticks(full: Scale) -> list[str]:
 
 def _bars(result: Budget, full: Scale) -> list[str]:
     body = []
-    for place, (name, moment) in enumerate(zip(("as backward begins", "as it ends"), result.moments, strict=True)):
+    for place, (name, moment) in enumerate(zip(("backward begins", "backward ends"), result.moments, strict=True)):
         top = BARS + place * (BAR + 8)
         at_peak = result.at_end == bool(place)
         weight = "bold" if at_peak else ""
@@ -97,7 +97,7 @@ def _gpus(result: Budget, full: Scale) -> list[str]:
     peak = result.peak.total
     body = [_gpu(fit, GPUS + place * ROW, peak, full) for place, fit in enumerate(result.fits)]
     if any(fit.ranks for fit in result.fits):
-        body.append(note(END, GPUS - 3, "would fit with", anchor="end"))
+        body.append(note(END, GPUS - 3, "click: would fit with", anchor="end"))
     x = full.at(peak)
     return [*body, line(x, BARS - 4, x, GPUS + len(result.fits) * ROW + 4, width=2, dash="5 3")]
 
@@ -119,7 +119,7 @@ def _gpu(fit: Fit, top: float, peak: int, full: Scale) -> str:
         return clickable(row, f"{name}: set the largest batch that fits, {batch:,}", batch=batch)
     if not fit.ranks:
         return row
-    row += note(END, y, f"FSDP × {fit.ranks:,}", anchor="end")
+    row += small(END, y, f"FSDP × {fit.ranks:,}", anchor="end")
     return clickable(row, f"{name}: set {fit.ranks:,} ranks with FSDP", ranks=fit.ranks, parallel="fsdp")
 
 

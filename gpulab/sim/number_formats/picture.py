@@ -45,7 +45,7 @@ def _table(number: Number) -> list[str]:
     heads = {"sign": SIGN - 9, "exponent": MANTISSA - 75, "mantissa": MANTISSA}
     heads |= {"stored": VALUE, "error": ERROR, f"after {number.steps:,}": AFTER}
     body = [note(x, 13, words) for words, x in heads.items()]
-    body.append(Live(note(VALUE - 16, 13, "click a row to choose it, a bit to flip it", anchor="end")))
+    body.append(Live(note(VALUE - 16, 13, "a click chooses a row or flips a bit", anchor="end")))
     top = 18.0
     for name, stored in zip(FORMATS, number.all, strict=True):
         chosen = stored is number.chosen

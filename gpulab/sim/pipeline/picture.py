@@ -10,7 +10,7 @@ from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PU
 from virtualgpu.pictures.svg import MARGIN, Picture, dot, line, rect, shape, text
 
 from ..base.lanes import Axis, Stretch, blocks, cursor, inside, playhead, veil
-from ..base.scene import END, Plot, Scale, keys, note, picture, small
+from ..base.scene import END, Plot, Scale, keys, line_key, note, picture, small
 from ..base.touch import clickable, draggable, grasp
 from ..base.words import count, duration, percent
 from .model import BATCHES, EPOCHS, MOST_WORKERS, Run, Work
@@ -24,6 +24,8 @@ PIN, PIN_HIGH = 150.0, 14.0
 COPY, COPY_HIGH = 169.0, 18.0
 GPU, GPU_HIGH = 192.0, 26.0
 LOW = GPU + GPU_HIGH + 4
+# From where down and how high the lanes of the main process, of copies, of the GPU are: with workers, without any.
+LANES = {True: ((MAIN, MAIN_HIGH), (COPY, COPY_HIGH), (GPU, GPU_HIGH)), False: ((24, 74), (112, 36), (162, 56))}
 BELOW = 304.0
 
 
@@ -58,18 +60,21 @@ def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
         top = WORKERS + worker * each + (each - high) / 2
         bars.append(line(LEFT, top + high, RIGHT, top + high, stroke=RULE))
         lane((s for s in done.spans if (s.where, s.stream) == ("worker", worker)), top, high, SKY)
-    bars.append(_ready(axis, done, max(1, work.workers * work.prefetch)))
+    if work.workers:
+        bars.append(_ready(axis, done, work.workers * work.prefetch))
+        bars.append(rect(LEFT, PIN, RIGHT - LEFT, PIN_HIGH, stroke=RULE))
     kinds = ("host", "main", "pin", "to GPU", "kernels")
     of = {kind: [span for span in done.spans if span.where == kind] for kind in kinds}
-    for top, high in ((MAIN, MAIN_HIGH), (PIN, PIN_HIGH), (COPY, COPY_HIGH), (GPU, GPU_HIGH)):
+    main, copies, gpu = LANES[work.workers > 0]
+    for top, high in (main, copies, gpu):
         bars.append(rect(LEFT, top, RIGHT - LEFT, high, stroke=RULE))
-    lane((s for s in of["main"] if s.name == "start"), MAIN, MAIN_HIGH, BLUE, "starts workers", "starts")
-    lane((s for s in of["main"] if s.name != "start"), MAIN, MAIN_HIGH, SKY)
-    lane((s for s in of["host"] if s.name == "a batch"), MAIN, MAIN_HIGH, VERMILLION, "waits", hatched=True)
-    lane((s for s in of["host"] if s.name != "a batch"), MAIN, MAIN_HIGH, YELLOW, "waits")
-    lane(of["pin"], *((PIN, PIN_HIGH) if work.workers else (MAIN, MAIN_HIGH)), ORANGE)
-    lane(of["to GPU"], COPY, COPY_HIGH, PURPLE)
-    lane(of["kernels"], GPU, GPU_HIGH, GREEN)
+    lane((s for s in of["main"] if s.name == "start"), *main, BLUE, "starts workers", "starts")
+    lane((s for s in of["main"] if s.name != "start"), *main, SKY)
+    lane((s for s in of["host"] if s.name == "a batch"), *main, VERMILLION, "waits", hatched=True)
+    lane((s for s in of["host"] if s.name != "a batch"), *main, YELLOW, "waits")
+    lane(of["pin"], *((PIN, PIN_HIGH) if work.workers else main), ORANGE)
+    lane(of["to GPU"], *copies, PURPLE)
+    lane(of["kernels"], *gpu, GREEN)
     x = axis.x(done.begun[1])
     bars.append(line(x, WORKERS - 6, x, LOW, stroke=INK, dash="3 3"))
     return tuple(bars), tuple(words)
@@ -82,8 +87,13 @@ def _first_waits(feed: Feed, axis: Axis) -> list[str]:
         since, idle = feed.run.computed[epoch * BATCHES - 1] if epoch else 0.0, feed.idle(epoch)
         if idle > feed.work.compute:
             names = (f"{duration(idle)} until the first batch is there", f"waits {duration(idle)}")
-            found.append(inside(axis, (since, since + idle), names, GPU + 18))
+            found.append(inside(axis, (since, since + idle), names, _bases(feed.work)[2]))
     return found
+
+
+def _bases(work: Work) -> list[float]:
+    """The base lines of words in the lanes of the main process, of copies, of the GPU."""
+    return [top + high / 2 + 5 for top, high in LANES[work.workers > 0]]
 
 
 def _stretch(span: Span) -> Stretch:
@@ -94,8 +104,6 @@ def _ready(axis: Axis, done: Run, most: int) -> str:
     """How many batches are ready to be taken, over time."""
     low = READY + READY_HIGH
     events = sorted([(at, 1) for at in done.arrivals] + [(at, -1) for at in done.taken])
-    if len(events) == len(done.taken):
-        return line(LEFT, low, RIGHT, low, stroke=RULE)
     height, points = 0, [(axis.left, low)]
     for at, change in events:
         x = axis.x(at)
@@ -107,27 +115,28 @@ def _ready(axis: Axis, done: Run, most: int) -> str:
 
 def _labels(feed: Feed) -> list[str]:
     work, middle = feed.work, WORKERS + WORKERS_HIGH / 2
-    pins = "nothing pinned" if not work.pinned else "thread that pins" if work.workers else "no thread pins"
+    main, copies, gpu = _bases(work)
     second = Axis(LEFT, RIGHT, feed.run.end).x(feed.run.begun[1])
     body = [
-        text(MARGIN, middle, count(work.workers, "worker")),
-        text(MARGIN, READY + 17, "batches ready"),
-        text(MARGIN, MAIN + 17, "main process"),
-        note(MARGIN, PIN + 12, pins),
-        text(MARGIN, COPY + 14, "copies to GPU"),
-        text(MARGIN, GPU + 18, f"{work.gpu} computes"),
-        text(END, COPY + 14, percent(feed.copying), anchor="end", weight="bold"),
-        text(END, GPU + 18, percent(feed.computing), anchor="end", weight="bold"),
+        note(END, WORKERS - 11, "busy", anchor="end"),
+        text(MARGIN, main, "main process"),
+        text(MARGIN, copies, "copies to GPU"),
+        text(MARGIN, gpu, f"{work.gpu} computes"),
+        text(END, copies, percent(feed.copying), anchor="end", weight="bold"),
+        text(END, gpu, percent(feed.computing), anchor="end", weight="bold"),
         note(LEFT, LOW + 16, "epoch 1"),
         note(second, LOW + 16, "epoch 2"),
     ]
     if work.workers:
+        body.append(text(MARGIN, middle, count(work.workers, "worker")))
         body.append(note(MARGIN, middle + 18, "load batches"))
+        body.append(text(MARGIN, READY + 17, "batches ready"))
+        body.append(note(MARGIN, PIN + 12, "thread that pins" if work.pinned else "nothing pinned"))
         body.append(note(END, READY + 17, f"of {work.workers * work.prefetch}", anchor="end"))
         body.append(text(END, middle + 5, percent(feed.loading), anchor="end", weight="bold"))
     else:
-        body.append(text(LEFT + 8, middle + 5, "none: the main process loads", halo=True))
-        body.append(text(END, MAIN + 17, percent(feed.loading + feed.pinning), anchor="end", weight="bold"))
+        body.append(note(MARGIN, main + 18, "loads: no workers"))
+        body.append(text(END, main, percent(feed.loading + feed.pinning), anchor="end", weight="bold"))
     if work.pinned and work.workers:
         body.append(text(END, PIN + 12, percent(feed.pinning), anchor="end", weight="bold"))
     return body
@@ -136,11 +145,10 @@ def _labels(feed: Feed) -> list[str]:
 def _keys(feed: Feed) -> list[str]:
     base, moment = LOW + 57, duration(feed.moment) if feed.moment else 0
     waits = (("waits for a batch", VERMILLION, True), ("waits for a copy or the GPU", YELLOW))
-    return [
-        small(MARGIN, base - 21, f"at {moment}: {feed.now}"),
-        *keys(MARGIN, base, ("loads", SKY), ("pins", ORANGE), *waits),
-        note(END, base, "busy in the long run", anchor="end"),
-    ]
+    starts = [("starts workers", BLUE)] if feed.work.workers else []
+    pins = [("pins", ORANGE)] if feed.work.pinned else []
+    told = small(MARGIN, base - 21, f"at {moment}: {feed.now}")
+    return [told, *keys(MARGIN, base, *starts, ("loads", SKY), *pins, *waits)]
 
 
 def _over_workers(feed: Feed) -> list[str]:
@@ -158,18 +166,20 @@ def _over_workers(feed: Feed) -> list[str]:
         plot.curve(enumerate(feed.by_workers), stroke=INK, width=1.5),
         *([note(left - 8, floor + 5, duration(alone), anchor="end")] if floor - top > 20 else []),
     ]
+    alone_key = line_key(left, low + 36, "GPU alone", stroke=GREEN, dash="5 4")
     for n, step in enumerate(feed.by_workers):
         (x, y), here = plot.at(n, step), n == feed.work.workers
         body.append(dot(x, y, 7 if here else 4, fill=VERMILLION if here else INK))
         body.append(small(x, low + 18, str(n), anchor="middle", weight="bold" if here else ""))
-    body += [small(right, low + 36, feed.gains, anchor="end"), note(left, low + 36, "- - GPU alone")]
+    body += [small(right, low + 36, feed.gains, anchor="end"), alone_key]
     return [*body, draggable(grasp(*plot.box(24)), "num_workers", plot.x.grip("workers"))]
 
 
 def _buys(feed: Feed) -> list[str]:
     """What each choice does, against the same loop without it: each row is its switch."""
     left = 418.0
-    body = [note(left, BELOW, f"a step of {duration(feed.step)}: each choice alone (virtual)")]
+    body = [text(left, BELOW, "What would help?", weight="bold")]
+    body.append(note(END, BELOW, f"a step of {duration(feed.step)}, each alone (virtual)", anchor="end"))
     for row, change in enumerate(feed.changes):
         base, nothing, words = BELOW + 25 + row * 22, change.nothing(feed.step), change.words(feed.step)
         weight, fill = "" if nothing else "bold", RULE if nothing else GREEN if change.seconds < 0 else VERMILLION

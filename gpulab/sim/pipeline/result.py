@@ -111,10 +111,10 @@ class Feed(Result):
         found = f"In the long run the GPU computes {percent(self.computing)} of the time"
         if self.computing >= 0.97:
             spare = f"; {count(self.enough, 'worker')} would do" if self.enough < workers else ""
-            return f"{found}, {step} a step: only the first batch keeps it waiting, {duration(self.idle(0))}{spare}"
+            return f"{found}: only the first batch keeps it waiting, {duration(self.idle(0))}{spare}"
         if not workers:
             then = ", then copies it" if self.copying > 0.05 else ""
-            return f"{found}: in each step of {step} the main process loads a batch{then}, and the GPU waits"
+            return f"{found}: the main process loads a batch{then}, and the GPU waits"
         if self.loading > 0.97:
             each = "1 worker brings" if workers == 1 else f"{workers} workers bring"
             return f"{found}: {each} a batch every {step}, and it needs one every {duration(work.compute)}"

@@ -142,10 +142,9 @@ class Roofs(Result):
             return f"{name} is too small for {gpu}: {duration(op.least)} of its {whole} are the least that {least}"
         if op.bound == "memory":
             needs = f"{gpu}'s {kind} needs {digits(self.balance)}"
-            found = f"{name} waits for memory: {digits(op.intensity)} FLOP a byte, and {needs}"
+            found = f"{name} is memory-bound: {digits(op.intensity)} FLOP a byte, and {needs}"
         else:
-            reached = f"{rate(op.rate)}, {percent(op.rate / self.peak)} of {gpu}'s peak"
-            found = f"{name} is bound by arithmetic: {reached}"
+            found = f"{name} is compute-bound: {percent(op.rate / self.peak)} of {gpu}'s peak"
         gelu = self.operations["gelu"]
         if self.peak_dtype != self.dtype:
             found += "; no rate is published: FP32's" if self.has_dtype else f"; without {kind}, at FP32's rate"
@@ -154,7 +153,7 @@ class Roofs(Result):
             uneven = "do not come out even on" if tiles > sms else "leave some idle of"
             found += f"; its {tiles:,} tiles {uneven} {sms} SMs"
         elif op.bound == "arithmetic" and op.name == "matmul" and gelu.bound == "memory":
-            found += f"; GELU, which waits for memory, {percent(gelu.rate / self.peak)}"
+            found += f"; GELU is memory-bound: {percent(gelu.rate / self.peak)}"
         return found
 
     @property

@@ -67,8 +67,8 @@ def _roofs(result: Roofs, plot: Plot) -> list[str]:
         points = [(x, min(peak, x * bandwidth)) for x in turns]
         body.append(plot.curve(points, stroke=stroke, width=width, dash=dash))
     body.append(line(ridge, plot.y.at(result.reached), ridge, BOTTOM, stroke=MUTED, dash="2 4"))
-    for words, edge in (("memory-bound", LEFT), ("compute-bound", RIGHT)):
-        body.append(note((edge + ridge) / 2, BOTTOM - 44, words, anchor="middle"))
+    body.append(small(ridge - 8, BOTTOM - 10, "← memory-bound", anchor="end", halo=True))
+    body.append(small(ridge + 8, BOTTOM - 10, "compute-bound →", halo=True))
     return body
 
 

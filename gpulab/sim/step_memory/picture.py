@@ -29,7 +29,7 @@ from virtualgpu.pictures.svg import (
 from ..base.lanes import Axis, blocks, cursor, playhead, round_step
 from ..base.scene import END, Plot, Scale, between, keys, note, picture, pointer, small
 from ..base.touch import Grip, draggable, grasp
-from ..base.words import duration, percent, size
+from ..base.words import count, duration, percent, size
 from .model import CATEGORIES, FRAMES, Step, in_last, kept, now_alive, since
 
 STRIP, STRIP_HIGH = 26.0, 38.0
@@ -171,12 +171,10 @@ def _phases(step: Step) -> list[str]:
         why = "Every layer keeps its inside until its backward pass."
     elif step.again[-1]:
         why = "The last segment goes and comes back at once: backward begins with it."
-    found += [small(LEFT, BOTTOM + 54, extra), small(LEFT, BOTTOM + 72, why)]
-    if step.jump:
+    elif len(step.segments) == step.jump:
         now, before = (in_last(step.sizes.layers, number) for number in (step.jump, step.jump - 1))
-        words = f"From {step.jump - 1} to {step.jump} segments more is kept: the last has {now} layers, not {before}."
-        found.append(small(LEFT, BOTTOM + 90, words))
-    return found
+        why = f"From {step.jump - 1} to {step.jump} segments more is kept: the last has {now} layers, not {before}."
+    return [*found, small(LEFT, BOTTOM + 58, extra), small(LEFT, BOTTOM + 78, why)]
 
 
 def _now(step: Step) -> list[str]:
@@ -217,9 +215,10 @@ def _choice(step: Step) -> list[str]:
     best = f"▼ least, {step.best}: {size(kept(sizes, step.best))}"
     return [
         *found,
-        small(PANEL, BASE + 19, f"now {chosen}: {size(kept(sizes, chosen))}", weight="bold"),
-        small(PANEL, BASE + 37, best),
-        small(PANEL, BASE + 55, f"√(L·interior/boundary): {step.formula:.1f}"),
+        note(PANEL, BASE + 17, "1"),
+        note(END, BASE + 17, count(sizes.layers, "segment"), anchor="end"),
+        small(PANEL, BASE + 40, f"now {chosen}: {size(kept(sizes, chosen))}", weight="bold"),
+        small(PANEL, BASE + 58, best),
     ]
 
 

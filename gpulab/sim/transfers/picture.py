@@ -31,7 +31,9 @@ def draw(result: Crossings) -> Picture:
         *_panel(GPU, f"{result.gpu}'s memory", result.gpu_bytes),
         note(GPU + 12, PANEL_HEIGHT - 8, there),
     ]
-    tensors = [*_tensors(HOST, out.host, SKY, "GPU", GPU), *_tensors(GPU, out.gpu, GREEN, "CPU", HOST)]
+    last = out.lines[-1]
+    wrong = last.code.split() if last.kind == "device" else []  # the names that do not go together
+    tensors = [*_tensors(HOST, out.host, SKY, "GPU", GPU, wrong), *_tensors(GPU, out.gpu, GREEN, "CPU", HOST, wrong)]
     return picture(result, FOOT + 86, body, _bus(result), _console(result), _cost(result), tensors)
 
 
@@ -44,12 +46,14 @@ def _panel(x: float, name: str, total: int) -> list[str]:
     ]
 
 
-def _tensors(x: float, tensors: tuple[Held, ...], fill: str, to: str, other: float) -> list[str]:
-    """A chip for each: a click copies it to the other memory, whose panel begins at `other`; the ✕ deletes it."""
+def _tensors(x: float, tensors: tuple[Held, ...], fill: str, to: str, other: float, wrong: list[str]) -> list[str]:
+    """A chip for each: a click copies it to the other memory, whose panel begins at `other`; the ✕ deletes it. Those
+    with a name in `wrong` have a strong edge."""
     body = []
     for place, held in enumerate(tensors):
         y = 32 + place * 26
         drawn = rect(x + 10, y, PANEL - 46, 22, fill=fill, stroke=INK, radius=4)
+        drawn += rect(x + 10, y, PANEL - 46, 22, stroke=VERMILLION, radius=4, edge=3) if held.name in wrong else ""
         drawn += hatch(x + 10, y, 22, 22) if held.pinned else ""
         drawn += text(x + 18 + 20 * held.pinned, y + 16, held.name)
         drawn += small(x + 170, y + 16, "pinned", anchor="end") if held.pinned else ""
@@ -99,7 +103,7 @@ def _console(result: Crossings) -> list[str]:
         *([Live(clickable(undo, "Undo", script=result.before))] if result.commands else []),
         note(COPIED, CONSOLE, "copied", anchor="end"),
         note(BUS, CONSOLE, "on the bus", anchor="end"),
-        note(SHARE, CONSOLE, "of it latency"),
+        note(SHARE, CONSOLE, "latency"),
         note(END, CONSOLE, "call returns", anchor="end"),
         line(MARGIN, CONSOLE + 7, END, CONSOLE + 7, stroke=RULE),
     ]
