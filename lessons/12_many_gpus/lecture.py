@@ -75,7 +75,7 @@ def train_step(model, optimizer, tokens):
 # machine and gathers the results. Here is a small GPT on one virtual A100, and wrapped so on two, joined by NVLink.
 
 # %% question-predict
-parallel_guess = gpulab.predict("Batch 8 on two GPUs with DataParallel: a step takes how many times as long as on one?")
+parallel_guess = gpulab.predict("Batch 64 with DataParallel: GPU 0 holds how many times as much memory as GPU 1?")
 
 # %% question-run tags=["host-dependent"]
 def step_on(count, batch):
@@ -92,15 +92,14 @@ def step_on(count, batch):
 for batch in (8, 64):
     (one, alone), (two, both) = step_on(1, batch), step_on(2, batch)
     print(f"batch {batch:2}: one GPU {one:2.0f} ms, {alone[0]:4.0f} MiB · two {two:2.0f} ms, {both[0]:4.0f} and {both[1]:3.0f} MiB (virtual)")
-    if batch == 8:
-        parallel_guess.compare(round(two / one, 1), "virtual")
+told = "Weights, optimizer and loss live on GPU 0 alone; the logits are gathered there."
+parallel_guess.compare(round(both[0] / both[1], 1), "virtual", because=told)
 
 # %% question-answer [markdown]
-# Two GPUs are *slower* with the small batch, 1.6 times as fast with the large one, and GPU 0 holds about twice as much
-# as the other. DataParallel is one process. In every step it copies the weights from GPU 0 to the others, cuts the
-# batch there, runs the copies in threads that share one Python interpreter, gathers the logits on GPU 0, and adds up
-# the gradients there. Weights, optimizer and loss live on GPU 0 alone, and nothing of it overlaps. (The threads meet by
-# chance, so the 24 may be another for you.)
+# Two GPUs are *slower* with the small batch, 1.6 times as fast with the large one. DataParallel is one process. In
+# every step it copies the weights from GPU 0 to the others, cuts the batch there, runs the copies in threads that share
+# one Python interpreter, gathers the logits on GPU 0, and adds up the gradients there, and nothing of it overlaps. (The
+# threads meet by chance, so the 24 may be another for you.)
 #
 # Three descriptions of this go round. “Through CPU memory” is right where GPUs cannot reach each other directly
 # (consumer cards), and wrong with NVLink. “Gathers on GPU 0” is right. “Synchronises gradients” is the other one, DDP.
@@ -236,12 +235,13 @@ dist.destroy_process_group()
 run = launch("ring.py", ranks=4)
 for rank in run.ranks[:2]:
     print(f"rank {rank.rank} · " + " · ".join(rank.output.splitlines()))
-ring_guess.compare(float(run.ranks[0].output.split()[-2]))
+told = "2 (N − 1)/N of the tensor, never more than twice for any number of ranks."
+ring_guess.compare(float(run.ranks[0].output.split()[-2]), because=told)
 
 # %% ring-explain [markdown]
-# Each rank sends $2\frac{N-1}{N}$ of the tensor: 1.5 times for four ranks, never more than twice for any number. In the
-# naive way the links of rank 0 carry N−1 times the tensor each way while the others wait. The ring's price is 2(N−1)
-# hops, each with its latency; so NCCL takes trees for small tensors on many ranks, and lets the switch add where it can.
+# In the naive way the links of rank 0 carry N−1 times the tensor each way while the others wait. The ring's price is
+# 2(N−1) hops, each with its latency; so NCCL takes trees for small tensors on many ranks, and lets the switch add where
+# it can.
 
 # %% buckets-text [markdown]
 # ## Buckets: sending while backward computes
@@ -335,7 +335,7 @@ for view in (False, True):
 # network. How much of the work of one GPU without DDP do two do?
 
 # %% links-predict
-link_guess = gpulab.predict("Over 10 Gb/s Ethernet, two A100s do the work of how many?")
+link_guess = gpulab.predict("Over 10 Gb/s Ethernet: by how much does the exchange lengthen the step?", unit="ms")
 
 # %% links-run
 def build(batch, **options):
@@ -357,12 +357,12 @@ for name, batch, link in (
     plan = gpulab.plan(build, batch, gpu="A100-80", ranks=2, **link)
     worth = 2 * plan.alone_ms / plan.step_ms
     print(f"{name:<26} step {plan.step_ms:5.1f} ms, {plan.exposed_ms:5.1f} exposed: the work of {worth:.2f} (virtual)")
-link_guess.compare(round(worth, 2), "virtual")
+link_guess.compare(round(plan.exposed_ms), "virtual", because="75 million gradients of 4 bytes go at 1.25 GB/s.")
 
 # %% links-explain [markdown]
-# Even over NVLink two are not 2: DDP's copies into buckets take time. Over the office network they are far slower than one.
-# *Recorded* by Hugging Face on two TITAN RTX: GPT-2 took 101.9 s with DDP over NVLink, 131.4 s with `NCCL_P2P_DISABLE=1`, and 110.6 s with
-# DataParallel, which had kept peer-to-peer.
+# Even over NVLink two are not 2: DDP's copies into buckets take time. *Recorded* by Hugging Face on two TITAN RTX:
+# GPT-2 took 101.9 s with DDP over NVLink, 131.4 s with `NCCL_P2P_DISABLE=1`, and 110.6 s with DataParallel, which had
+# kept peer-to-peer.
 #
 # `nvidia-smi topo -m` says what your machine has. Recorded, a DGX A100 (NVIDIA/nccl#1505), most columns left out:
 #
@@ -406,16 +406,15 @@ from torch.utils.data import DistributedSampler
 parts = [list(DistributedSampler(range(1797), num_replicas=4, rank=rank, shuffle=False)) for rank in range(4)]
 for rank, part in enumerate(parts):
     print(f"rank {rank}: {len(part)} samples: {part[:3]} … {part[-2:]}")
-samples_guess.compare(sum(len(part) for part in parts))
+samples_guess.compare(sum(len(part) for part in parts), because="It pads from the start: all ranks make as many steps.")
 sampler = DistributedSampler(range(1797), num_replicas=4, rank=0)
 first, second = list(sampler), list(sampler)
 sampler.set_epoch(1)
 print("without set_epoch the second epoch has the first one's order:", first == second, "· with it:", first == list(sampler))
 
 # %% data-explain [markdown]
-# It does not cut the data into equal chunks: it deals them out like cards, every fourth to the same rank, and **pads** with
-# samples from the start, so that all ranks make the same number of steps. Those few count twice. In
-# training nobody notices. In an **evaluation** they are wrong: deal without padding, and add up sums and counts, not means:
+# It does not cut the data into equal chunks: it deals them out like cards, every fourth to the same rank. In training
+# nobody notices the padding. In an **evaluation** it is wrong: deal without it, and add up sums and counts, not means:
 #
 # ```python
 # part = Subset(data, range(rank, len(data), ranks))    # no sample twice, none missing

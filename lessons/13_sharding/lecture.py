@@ -71,8 +71,8 @@ bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # gather and compute
 # %% question-text [markdown]
 # ## A question worth asking
 #
-# A GPT with 6.7 billion parameters, trained with AdamW in fp32: lesson 04 counts 16 bytes for each, more than
-# any H100 has. A machine with eight of them has 632 GiB. Does the model train there with the DDP of lesson 12?
+# A GPT with 6.7 billion parameters, trained with AdamW in fp32: lesson 04 counts 16 bytes for each, more than any
+# H100 has. A machine with eight of them has 632 GiB. Does the model train there with the DDP of lesson 12?
 
 # %% question-predict
 copies_guess = gpulab.predict("Weights, gradients and optimizer state on each of the 8 GPUs under DDP:", unit="GiB")
@@ -105,11 +105,11 @@ for way in ("ddp", "fsdp"):
         except torch.OutOfMemoryError as error:
             print(f"{way}: {str(error).partition('. Of')[0]} (virtual)")
         dist.destroy_process_group()
-copies_guess.compare(round(6.7 * 16 * 1e9 / 2**30), "computed")
+told = "DDP keeps a full copy on each GPU: its ranks share the work, not the memory."
+copies_guess.compare(round(6.7 * 16 * 1e9 / 2**30), "computed", because=told)
 
 # %% question-answer [markdown]
-# Eight GPUs fail where one fails: DDP keeps a full copy of everything on each. Its ranks share the *work*, not the
-# memory. **Sharding** cuts what they hold: each rank keeps an eighth of every tensor, and gathers the rest for the moment
+# **Sharding** cuts what the ranks hold: each rank keeps an eighth of every tensor, and gathers the rest for the moment
 # in which it is used. Nothing else has changed, and some 60 GiB are left for activations.
 
 # %% bytes-text [markdown]
@@ -132,12 +132,12 @@ def zero(stage, ranks, weights, gradients, state):
 for stage in range(4):
     paper, fp32 = (7.5 * zero(stage, 64, *parts) for parts in ((2, 2, 12), (4, 4, 8)))
     print(f"stage {stage}: 2 + 2 + 12 {paper:6.1f} GB, 4 + 4 + 8 {fp32:6.1f} GB")
-stage_guess.compare(round(7.5 * zero(1, 64, 4, 4, 8), 1), "computed")
+told = "Stage 1 saves two thirds of what it saves the paper: less of the 16 bytes is state."
+stage_guess.compare(round(7.5 * zero(1, 64, 4, 4, 8), 1), "computed", because=told)
 
 # %% bytes-explain [markdown]
-# The first column is the paper's, to the digit (120, 31.4, 16.6, 1.9). In the second, stage 1 saves half as much, since
-# less of the 16 bytes is optimizer state. So ask of every “ZeRO-2 needs …” which precision it means; DeepSpeed's own estimator
-# counts a third way, with the largest layer on top.
+# The first column is the paper's, to the digit (120, 31.4, 16.6, 1.9). So ask of every “ZeRO-2 needs …” which precision
+# it means; DeepSpeed's own estimator counts a third way, with the largest layer on top.
 #
 # In PyTorch, stage 1 is `ZeroRedundancyOptimizer`. Stages 2 and 3 are one function, `fully_shard` (**FSDP2**): gradients and
 # state are always cut, and `reshard_after_forward=False` keeps the weights whole from forward to backward. Seen, on a
@@ -245,14 +245,15 @@ for axes, (name, (spans, peak)) in zip(panels, cuts.items()):
 panels[-1].set_xlabel("ms (virtual, one step of one rank)")
 gpulab.style.show(figure, alt="One step, three cuts. One unit: the first gather stands alone before any kernel. By block, "
     "gathers lie under kernels; without prefetch, backward's kernels have a gap at every block.")
-unit_guess.compare(round(cuts["one unit"][1] / cuts["a unit per block"][1], 1), "virtual")
+told = "As one unit everything is gathered before the first kernel runs; by block, two blocks are whole."
+unit_guess.compare(round(cuts["one unit"][1] / cuts["a unit per block"][1], 1), "virtual", because=told)
 
 # %% units-explain [markdown]
-# As one unit everything is gathered before the first kernel runs, and lies there whole: FSDP in name. By block, gathers
-# hide under kernels, if somebody asks for them in time: without prefetch the step is as long as before. The weights of two
-# blocks are whole at a time. A unit per layer would gather often and little, which wastes the link. So: **one `fully_shard` for each block, then one for the rest.** The first gather and the last scatter hide
-# behind nothing; a larger batch makes them a smaller part. (With 4 samples in place of 12 the kernels are too short to
-# hide the link, and all three cuts take about as long.)
+# One unit is FSDP in name. By block, gathers hide under kernels, if somebody asks for them in time: without prefetch
+# the step is as long as before. A unit per layer would gather often and little, which wastes the link. So: **one
+# `fully_shard` for each block, then one for the rest.** The first gather and the last scatter hide behind nothing; a
+# larger batch makes them a smaller part. (With 4 samples in place of 12 the kernels are too short to hide the link, and
+# all three cuts take about as long.)
 
 # %% cut-turn-text [markdown]
 # **Your turn** · 3 minutes. The function below cuts the model as one unit. Make it a unit for each block, and the rest.
@@ -632,11 +633,11 @@ for kind, parts in (("GPipe", 1), ("GPipe", 2), ("GPipe", 8), ("1F1B", 8)):
     ideal = steps["GPipe", 1] / 2  # with one part the ranks take turns: each works half of it
     print(f"{kind:<5} parts {parts}: {ms:5.0f} ms, {ms / ideal:.2f} times the work (formula {(parts + 1) / parts:.2f}), "
           f"peak of rank 0 {peak:4.1f} GiB (virtual)")
-bubble_guess.compare(round(100 * (steps["GPipe", 8] / ideal - 1)), "virtual")
+told = "(M + P − 1)/M of the time; the virtual step is longer, since small parts compute less efficiently and are sent."
+bubble_guess.compare(100 / 8, "computed", because=told)
 
 # %% pipeline-explain [markdown]
-# With $P$ ranks and $M$ parts a step takes $(M + P - 1)/M$ of the time without a bubble; and here a little more, since parts
-# are sent, and small ones compute less efficiently. GPipe runs all forwards and then all backwards, so that the activations
+# With $P$ ranks and $M$ parts, GPipe runs all forwards and then all backwards, so that the activations
 # of all $M$ parts lie there; **1F1B** begins the backward of a part as soon as it can: the same bubble, and on rank 0 the
 # activations of $P$ parts.
 

@@ -142,11 +142,11 @@ resumed = fresh(2)
 resumed["model"].load_state_dict(torch.load("model.pt"))
 got = train(resumed, 38, 60, late=8)  # it knows nothing of the 8 batches of this epoch, and begins it anew
 gap = max(abs(a - b) for a, b in zip(got, wanted[38:]))
-gap_guess.compare(round(gap, 1), "measured")
+why = "AdamW begins without its averages, the schedule at its first rate, the epoch at its first batch."
+gap_guess.compare(round(gap, 1), "measured", because=why)
 
 # %% question-answer [markdown]
-# No error comes, and it is another run: AdamW begins without its averages, the schedule at its first learning
-# rate, the epoch again at its first batch. On a large network it is the bump in the curve after each restart, samples that
+# No error comes, and it is another run. On a large network it is the bump in the curve after each restart, samples that
 # count twice, and a bug that nobody can reproduce.
 
 # %% bits-text [markdown]
@@ -219,12 +219,10 @@ for piece in ("model", "optimizer", "schedule", "scaler", "place", "python", "nu
     first = next((f"step {38 + i}" for i, gap in enumerate(gaps) if gap), "none")
     harmless += first == "none"
     print(f"without {piece:<9} first loss that differs: {first:<7} · largest difference {max(gaps):.2f}")
-pieces_guess.compare(harmless, "measured")
+why = "The scaler, by luck: the scale still was 65,536, where a new one starts."
+pieces_guess.compare(harmless, "measured", because=why)
 
 # %% bits-answer [markdown]
-# The scaler's state alone did nothing, and by luck: the scale still was 65,536, at which a new one starts. The schedule
-# shows two steps late: the optimizer's state brought the right learning rate for one.
-#
 # **What cannot be had to the bit:**
 #
 # - another number of ranks, another kind of GPU, another PyTorch: sums add up in another order;
@@ -318,9 +316,9 @@ pathlib.Path("flipped.pt").write_bytes(content)
 print("torch.load:", torch.load("flipped.pt")["weights"][:3].tolist(), "· whole:", checkpoints.whole("flipped.pt"))
 
 # %% files-text-kill [markdown]
-# What damages a file? Most often the save itself. `torch.save(state, path)` over the last checkpoint empties the file
-# first, then writes. `gpulab.crash` records what a save does, and computes what is left if the process is killed between
-# two writes or within one, or if the power goes.
+# What damages a file? Most often the save itself, `torch.save(state, path)` over the last checkpoint. `gpulab.crash`
+# records what a save does, and computes what is left if the process is killed between two writes or within one, or if
+# the power goes.
 
 # %% files-predict
 killed_guess = gpulab.predict("A kill during torch.save over the last checkpoint: after what share of the moments is no checkpoint whole?", unit="%")
@@ -358,7 +356,8 @@ for save in (plain, renamed):
     for crash in ("kills", "power_cuts"):
         print(f"{save.__name__:<8} {crash:<11}", told(after(save, crash)), "(states that can be left)")
 counts = after(plain, "kills")
-killed_guess.compare(round(100 * counts["none"] / counts.total()), "computed")
+why = "torch.save empties the file first; it is whole again with the last write."
+killed_guess.compare(round(100 * counts["none"] / counts.total()), "computed", because=why)
 
 # %% files-explain [markdown]
 # The rename protects against a kill: the old file stays
@@ -680,7 +679,8 @@ exit $code
 interval_guess = gpulab.predict("What interval between checkpoints finishes soonest?", unit="minutes")
 
 # %% interval-run
-interval_guess.compare(round(60 * gpulab.sim.spot(work=100, checkpoint=120, between=8, restart=10).result.best), "virtual")
+best = 60 * gpulab.sim.spot(work=100, checkpoint=120, between=8, restart=10).result.best
+interval_guess.compare(round(best), "virtual", because="Young's formula gives 44, Daly's less.")
 
 # %% interval-explain [markdown]
 # An interval $\tau$ costs $\delta/\tau$ of the time for saves of length $\delta$, and half an interval for each
@@ -688,8 +688,8 @@ interval_guess.compare(round(60 * gpulab.sim.spot(work=100, checkpoint=120, betw
 #
 # $$\tau = \sqrt{2\,\delta\,M}$$
 #
-# That is **Young's** formula: 44 minutes. **Daly's** adds what happens during saves and restarts. The curve is flat: half or twice the interval costs 2 or 3 % here. An order of
-# magnitude counts, so *measure* $\delta$ and count interruptions.
+# That is **Young's** formula. **Daly's** adds what happens during saves and restarts. The curve is flat: half or twice
+# the interval costs 2 or 3 % here. An order of magnitude counts, so *measure* $\delta$ and count interruptions.
 #
 # N machines break N times as often. *Recorded* for Llama 3 on 16,384 H100s: 419 unexpected interruptions in 54 days, one
 # every 3.1 hours.

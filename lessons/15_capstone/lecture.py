@@ -78,7 +78,7 @@ found, peak = updates(4, load())
 print(f"peak {peak:.1f} GiB of 14.7 (virtual): it fits")
 
 # %% question-predict
-steps_guess = gpulab.predict("It fits, with a peak of some 11 GiB. After how many updates will it run out of memory?", unit="updates")
+growth_guess = gpulab.predict("It fits. How many MiB more are allocated after each update?", unit="MiB")
 
 # %% question-answer
 print("allocated after each update:", ", ".join(f"{gib:.3f}" for gib in found), "GiB (virtual)")
@@ -87,15 +87,14 @@ room = (14.7 - 0.3 - peak) / growth  # the context takes 0.3
 print(f"{1024 * growth:.0f} MiB more each time: room for {room:.0f} updates more (virtual)")
 lived, _ = updates(200, load())
 print(f"run to its end: out of memory in update {len(lived) + 1} (virtual)")
-steps_guess.compare(len(lived), "virtual")
+growth_guess.compare(round(1024 * growth), "virtual", because="“It fits” was true of four updates.")
 
 # %% question-explain [markdown]
-# “It fits” was true of four updates. A job that ends after seventy-odd (PyTorch 2.15; 134 with 2.11) has run for some
-# minutes: long enough to be left alone for the night. And it may end well before its room is used up, as here: what each
-# update leaves lies in small pieces between the large blocks, and then the scores, 1.5 GiB, find no place in one piece
-# (lesson 05). Room divided by growth is an upper bound.
-# Nothing in the script looked wrong, and one number after each step tells. So before any repair: **a list of questions, and
-# an instrument for each.**
+# A job that ends after seventy-odd (PyTorch 2.15; 134 with 2.11) has run for some minutes: long enough to be left alone
+# for the night. And it may end well before its room is used up, as here: what each update leaves lies in small pieces
+# between the large blocks, and then the scores, 1.5 GiB, find no place in one piece (lesson 05). Room divided by growth
+# is an upper bound. Nothing in the script looked wrong, and one number after each step tells. So before any repair: **a
+# list of questions, and an instrument for each.**
 
 # %% order-text [markdown]
 # ## Five questions, in this order
@@ -178,7 +177,7 @@ print(f"each update leaves {1024 * (repaired[-1] - repaired[-2]):.0f} MiB more, 
 # time. A T4's tensor cores do 65 TFLOP/s in fp16 on paper; with the 70 W that its board may draw, some 25 to 30 (virtual; lesson 10).
 
 # %% speed-predict
-rate_guess = gpulab.predict("At what rate do the products of this job run on the T4?", unit="TFLOP/s")
+busy_guess = gpulab.predict("Before any repair: what share of an update do kernels run?", unit="%")
 
 # %% speed-run
 def one_update(job):
@@ -197,11 +196,11 @@ def one_update(job):
 
 slow = one_update(load("first.py"))
 print(f"{slow[0]:,.0f} ms, kernels {slow[1]:,.0f} ms of it; products at {slow[2]:.1f} TFLOP/s (virtual)")
-rate_guess.compare(round(slow[2], 1), "virtual")
+told = "Nobody waits: no remedy against waits, launches or a slow loader can gain here."
+busy_guess.compare(round(100 * slow[1] / slow[0]), "virtual", because=told)
 
 # %% speed-explain [markdown]
-# Kernels fill the update. So nobody waits, and no remedy against waits, launches or a slow loader can gain here, however well
-# it is meant. It is the kernels themselves: their rate is far below what tensor cores reach, and within what float32 does on
+# It is the kernels themselves: their rate is far below what tensor cores reach, and within what float32 does on
 # this chip (8.1 TFLOP/s on paper). One line says why: `torch.autocast("cuda", enabled=False)`, a switch that
 # somebody had turned for a test.
 

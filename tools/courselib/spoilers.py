@@ -7,7 +7,7 @@ as a reader rounds, to as many significant digits as the text writes (one digit 
   `line 11` where the question asks how many of thirteen, or which line; words are read from one to thirteen, and
   `twice as`, `twice the`; or
 - is the same in the other form: `31 % more` for 1.31 times, `1.31 times` for 31 %; or
-- has two significant digits and no other word behind it, or three or more.
+- has three significant digits or more; or two, if they are the whole answer and no other word stands behind them.
 
 So a bare 2 tells nothing, nor does `64 rows` where the answer is 64 %. Nor does a number of the question itself, which
 is given. A verdict in words alone (“all”, “none”, “the same”) is for the author's eye.
@@ -83,7 +83,8 @@ class Answer:
                     self.before, before, re.IGNORECASE
                 ):
                     return True
-                if digits > 2 or (digits == 2 and not re.match(r"[\s-]*(?:[^\W\d_]|%|×|°)", behind)):
+                alone = not re.match(r"[\s-]*(?:[^\W\d_]|%|×|°)", behind) and not re.search(r"\blessons? $", before)
+                if digits > 2 or (digits == 2 and alone and number == self.value):
                     return True
             other = self._other_form
             if other and re.match(rf"\s*(?:{other[1]})", behind, re.IGNORECASE) and _equal(number, other[0], digits):
