@@ -83,7 +83,8 @@ with gpulab.without_gpu():
 # a few microseconds, and the *host*, your processor, takes longer to ask for it. Lessons 01 and 03 are about that.
 #
 # ![The host sends launches and data over the bus, and the GPU computes them in its own memory.](../docs/pictures/host_and_gpu.svg)
-#
+
+# %% kernel-text [markdown]
 # Three words return in every lesson. A **kernel** is a function that runs on the GPU, such as one ReLU over a whole
 # tensor. A **launch** is the host's request to run it; the host does not wait for the result. A **copy** moves data over
 # the bus, as `x.to(device)` does.
