@@ -8,7 +8,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 60 minutes, and 70 for the exercises | `04_memory`: allocated, reserved, peak | any machine |
+# | 50 minutes, and 70 for the exercises | `04_memory`: allocated, reserved, peak | any machine |
 
 # %% setup
 import collections
