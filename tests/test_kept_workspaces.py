@@ -32,13 +32,13 @@ def printed(source, *names, after=""):
 @pytest.fixture(scope="module")
 def out_of_memory():
     names = "setup", "question-code", "question-predict", "question-run", "tried-predict", "tried-run", "message-run"
-    after = "with gpulab.memory.limit(128):\n    attempt(8_000)\nprint('batch 8,000 fits')"
+    after = "with gpulab.memory.limit(128):\n    attempt(2_000)\nprint('batch 2,000 fits')"
     return printed("05_out_of_memory/lecture.py", *names, "leaks-predict", "leaks-run", "leaks-row", after=after)
 
 
 def test_a_batch_fits_alone_and_none_after_a_failed_one(out_of_memory):
     assert "virtual: 17 (no prediction" in out_of_memory
-    assert "batch 8,000 fits" in out_of_memory
+    assert "batch 2,000 fits" in out_of_memory
 
 
 def test_what_a_segment_a_loss_and_a_row_take(out_of_memory):

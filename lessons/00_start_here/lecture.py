@@ -170,8 +170,8 @@ gpulab.turn.evaluated(accuracy)
 import matplotlib.pyplot as plt
 
 test = gpulab.data.digits("test")
-share = accuracy(model, DataLoader(TensorDataset(*test), batch_size=50), gpu.device)
 read = model(test.images.to(gpu.device)).argmax(1).cpu()
+share = (read == test.labels).float().mean()
 wrong = (read != test.labels).nonzero()[0].item()
 
 figure, axis = plt.subplots(figsize=(1.6, 1.9))

@@ -29,7 +29,7 @@ device, MIB, GIB = gpu.device, 2**20, 2**30
 # ## A question worth asking
 #
 # A batch does not fit, so the program tries half of it, and half of that. `memory.limit(128)` lets PyTorch reserve
-# 128 MiB of the GPU. In a fresh kernel, batch 8,000 fits into them. The search begins at 65,536.
+# 128 MiB of the GPU. In a fresh kernel, batch 2,000 fits into them. The search begins at 65,536.
 
 # %% question-code
 def live():  # MiB in live tensors on the GPU
