@@ -159,7 +159,8 @@ def test_a_message_is_quoted_as_pytorch_prints_it(name):
 def test_the_contents_name_the_symptoms_in_their_order():
     text = (DOCS / "errors.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert re.findall(r"^\[(.+)\]\(#.+\)", text, re.MULTILINE) == headings
+    contents = text.partition("\n## ")[0].splitlines()  # words, not links: headings get other ids in other viewers
+    assert [line.removesuffix(" ·") for line in contents if line.removesuffix(" ·") in headings] == headings
 
 
 @pytest.mark.parametrize("cells", ERRORS, ids=[cells[0][:50] for cells in ERRORS])
