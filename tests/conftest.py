@@ -7,9 +7,12 @@ GPULAB_EXAMPLES how many times as many examples.
 import gc
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -162,6 +165,35 @@ def no_gpu(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+
+
+@pytest.fixture
+def on_torch_cuda(tmp_path):
+    """Run a script on PyTorch's own CUDA code, above a driver that answers and does nothing; returns what it prints."""
+    import torch
+    from courselib.patience import HANG_SECONDS
+
+    torch_version = tuple(map(int, torch.__version__.split(".")[:2]))
+    if sys.platform != "linux" or torch.version.cuda is None or torch_version < (2, 15) or not shutil.which("gcc"):
+        pytest.skip("needs Linux, gcc and a CUDA build of torch with the headers of 2.15")
+
+    def run(script, capability):
+        tools = str(Path(__file__).parent / "virtualgpu" / "torch_cuda")
+        sys.path.insert(0, tools)
+        try:
+            import stand_in
+
+            environment = stand_in.environment(stand_in.build(tmp_path), capability) | {"OMP_NUM_THREADS": "1"}
+        finally:
+            sys.path.remove(tools)
+        path = tmp_path / "script.py"
+        path.write_text(script, encoding="utf-8")
+        command = [sys.executable, "-W", "ignore", str(path)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -3,25 +3,9 @@
 Its events are 0 ms apart, so this is about the calls: a real GPU is asked in a way that PyTorch accepts.
 """
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import torch
-from courselib.patience import HANG_SECONDS
 
-TOOLS = Path(__file__).resolve().parent.parent / "virtualgpu" / "torch_cuda"
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-CAN = (
-    sys.platform == "linux" and torch.version.cuda is not None and TORCH >= (2, 15) and shutil.which("gcc") is not None
-)
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CAN, reason="needs Linux, gcc and a CUDA build of torch with the headers of 2.15"),
-]
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import torch
@@ -51,19 +35,8 @@ print([(row.call, row.count, row.ms) for row in found], len(found), torch.cuda.g
 """
 
 
-def test_a_real_gpu_is_asked_in_pytorchs_own_way(tmp_path):
-    sys.path.insert(0, str(TOOLS))
-    try:
-        import stand_in
-
-        environment = stand_in.environment(stand_in.build(tmp_path), "8.0") | {"OMP_NUM_THREADS": "1"}
-    finally:
-        sys.path.remove(str(TOOLS))
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-W", "ignore", str(tmp_path / "script.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+def test_a_real_gpu_is_asked_in_pytorchs_own_way(on_torch_cuda):
+    assert on_torch_cuda(SCRIPT, "8.0").splitlines() == [
         "0.000 ms, median of 3 runs, all alike (measured, CUDA events)",
         "CUDA events measured 0.0 0.0 True",
         "0.000 ms, median of 2 runs, all alike (measured, CUDA events)",
