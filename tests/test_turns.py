@@ -166,6 +166,18 @@ def nothing_returned(model, images):
     model(images)
 
 
+@wrong("read_on_any_device", "stops on a machine without a GPU", "the device is named")
+def cuda_by_name(model, images):
+    return model.to("cuda")(images.to("cuda")).argmax(1).cpu()
+
+
+@wrong("read_on_any_device", "the images are not where the model is", "gives moved images")
+def images_left(model, images):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images.to(device)
+    return model.to(device)(images).argmax(1).cpu()
+
+
 @right("evaluated")
 @torch.no_grad()
 def counts_with_no_grad(model, loader, device):
@@ -214,6 +226,13 @@ def a_tensor_returned(model, loader, device):
 @right("through_a_file")
 def state_on_the_cpu(model, copy, path, device):
     torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, path)
+    copy.load_state_dict(torch.load(path))
+    return copy.to(device)
+
+
+@wrong("through_a_file", "bytes of the GPU's memory", "where it was saved")
+def without_map_location(model, copy, path, device):
+    torch.save(model.state_dict(), path)
     copy.load_state_dict(torch.load(path))
     return copy.to(device)
 

@@ -19,6 +19,7 @@
 # %% setup
 import time
 
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -167,10 +168,9 @@ def accuracy(model, loader, device):
 gpulab.turn.evaluated(accuracy)
 
 # %% misread tags=["host-dependent"]
-import matplotlib.pyplot as plt
-
 test = gpulab.data.digits("test")
-read = model(test.images.to(gpu.device)).argmax(1).cpu()
+with torch.inference_mode():
+    read = model(test.images.to(gpu.device)).argmax(1).cpu()
 share = (read == test.labels).float().mean()
 wrong = (read != test.labels).nonzero()[0].item()
 
