@@ -456,6 +456,26 @@ def four_bytes_each(model):
     return 4 * counts_numbers(model)
 
 
+@wrong("held_bytes", "no gradient for a frozen layer")
+def gradients_of_all(model):
+    return 2 * total(model, nbytes) + 2 * total(model, nbytes, trained=True)
+
+
+@wrong("held_bytes", "Adam gets the trained parameters only")
+def moments_of_all(model):
+    return 3 * total(model, nbytes) + total(model, nbytes, trained=True)
+
+
+@wrong("held_bytes", "in bfloat16", "moments are bf16, too")
+def moments_in_float32(model):
+    return without_moments(model) + 8 * total(model, torch.numel, trained=True)
+
+
+@wrong("held_bytes", "in bfloat16", "gradients and moments are bf16, too")
+def weights_alone_in_bf16(model):
+    return weights_alone(model) + 12 * total(model, torch.numel, trained=True)
+
+
 @wrong("held_bytes", "bytes were asked for")
 def in_mib(model):
     return by_numbers(model) / 2**20
@@ -516,6 +536,22 @@ def row_on_the_cpu():
     return row
 
 
+@wrong("lean_row", "102 MiB are reserved", "something still refers to the matrix")
+def keeps_the_matrix_elsewhere():
+    matrix = torch.ones(100, 2**18, device="cuda")
+    row = matrix[0].clone()
+    row.matrix = matrix
+    torch.cuda.empty_cache()
+    return row
+
+
+@wrong("lean_row", "the row itself was asked for")
+def a_part_of_the_row():
+    row = torch.ones(100, 2**18, device="cuda")[0, :4].clone()
+    torch.cuda.empty_cache()
+    return row
+
+
 @wrong("lean_row", "the return is missing")
 def no_row():
     return None
@@ -541,7 +577,17 @@ def one_from_the_small_pool():
     return [0.5, 9, 8, 2]
 
 
-@wrong("four_sizes", "in 1 different sizes")
+@wrong("four_sizes", "18 MiB in 4 different sizes", "fill the segment nearly")
+def too_little():
+    return [9, 4, 3, 2]
+
+
+@wrong("four_sizes", "a list of four sizes")
+def five_sizes():
+    return [6, 5, 4, 3, 2]
+
+
+@wrong("four_sizes", "in 1 different sizes", "two are the same")
 def four_of_five():
     return [5, 5, 5, 5]
 
@@ -602,6 +648,15 @@ def asks_afterwards(model, optimizer, inputs, targets):
 def forgets_the_step(model, optimizer, inputs, targets):
     logits = model(inputs).flatten(0, 1)
     return accuracy(logits, targets)
+
+
+@wrong("lean_step", "the weights have moved elsewhere")
+def sums_the_loss(model, optimizer, inputs, targets):
+    logits = model(inputs).flatten(0, 1)
+    loss, right = F.cross_entropy(logits, targets, reduction="sum"), accuracy(logits, targets)
+    del logits
+    backward_and_step(loss, optimizer)
+    return right
 
 
 @wrong("lean_step", "gradients are left")

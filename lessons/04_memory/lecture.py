@@ -60,8 +60,8 @@ one_guess.compare(allocated, gpu.numbers, because="Memory is handed out in units
 # %% four-text [markdown]
 # ## Four numbers for one GPU
 #
-# The fourth number of this section is a high-water mark, the *peak*. Watch all four over a few lines of
-# code: allocated, peak, reserved, and the driver's.
+# PyTorch also keeps a high-water mark of *allocated*, the *peak*. Watch four numbers over a few lines of code, in this
+# order: allocated, peak, reserved, the driver's.
 
 # %% four-books
 def books(label):
@@ -92,12 +92,12 @@ del x
 # | driver's | `torch.cuda.mem_get_info()`, `nvidia-smi` | the whole GPU, all processes | when a process gives memory back |
 #
 # `del y` lowers *allocated* and nothing else: the block goes to PyTorch's cache. `empty_cache()` gives cached memory
-# back to the driver. **It frees no tensor**, so *allocated* does not move. A job fails when the GPU is full by the driver's
-# number. The number that you can act on is *allocated*.
+# back to the driver. **It frees no tensor**, so *allocated* does not move. A request fails when no cached block is large
+# enough and the driver has too little left. You can act on *allocated*.
 
 # %% units-text [markdown]
-# The driver's number without *reserved* is the context, memory of libraries such as NCCL, and **other processes**. Your own forgotten notebooks are
-# often among them; `nvidia-smi` lists all.
+# The driver's number without *reserved* is the context, memory of libraries such as NCCL, and **other processes**, often
+# your own forgotten notebooks; `nvidia-smi` lists all.
 #
 # **GB** is 10⁹ bytes, **GiB** is 2³⁰: 7.4 % more. Model sizes are given in GB, PyTorch's messages use GiB and MiB,
 # `nvidia-smi` MiB. This course divides by 2²⁰ and writes MiB.
@@ -131,7 +131,7 @@ gpulab.turn.lean_row(lean_row)
 # | optimizer state | Adam two numbers per weight, momentum one, plain SGD none | from the first `step()` on |
 # | activations: what the forward pass keeps for backward | grows with the batch | from forward to backward |
 #
-# In a language model one activation deserves its own name: the **logits**, one number for each token *and each word of
+# In a language model one tensor deserves its own name: the **logits**, one number for each token *and each word of
 # the vocabulary*. Here is a small GPT with GPT-2's vocabulary. Its head uses the weights of the
 # token embedding, and it has no positions.
 
@@ -183,11 +183,11 @@ del logits
 optimizer.zero_grad()
 
 # %% buckets-explain [markdown]
-# **Logits outweigh the embedding as soon as the batch has more tokens than the model is wide.** Llama 3 has 128,256
-# words: 8192 tokens make 4.2 GB of float32 logits (computed).
+# **In one dtype, logits outweigh the embedding as soon as the batch has more tokens than the model is wide.** Llama 3 has
+# 128,256 words: 8192 tokens make 4.2 GB of float32 logits (computed).
 #
-# Three details are easy to miss. Shared weights count once, and `parameters()` gives them once. Buffers are not in
-# `parameters()`. Adam also has a step counter per weight, which by default stays on the CPU.
+# Shared weights count once, and `parameters()` gives them once. Buffers are not in
+# `parameters()`. Adam also has a step counter per tensor, by default on the CPU.
 
 # %% amp-explain [markdown]
 # Does mixed precision halve these buckets? Under `torch.autocast`, weights, gradients and Adam's moments stay float32.
@@ -195,8 +195,8 @@ optimizer.zero_grad()
 #
 # ### The fullest moment
 #
-# The buckets are not all full at the same time, so their sum is not the peak. When is the step at its fullest? Think of
-# the tensors as large as the logits: which exist, and which of them together?
+# The buckets are not all full at the same time, so their sum is not the peak. When is the step at its fullest? Which
+# tensors are as large as the logits, and which of them exist together?
 
 # %% peak-predict
 peak_guess = gpulab.predict(
@@ -221,17 +221,16 @@ peak_guess.compare(ratio, gpu.numbers, because="As backward begins, three are al
 # %% named-explain [markdown]
 # `cross_entropy` does not need the logits for its backward pass. Most training loops give them a name all the same, and
 # then a fourth such tensor is alive at the peak. Write `loss = criterion(model(x), y)`, or `del logits` before
-# `backward()`. A turn below repairs such a step.
+# `backward()`.
 #
-# This model is narrow, and its vocabulary is large. In GPT-2 small, 8 texts of 1024 tokens make three tensors of 1.5 GiB
-# each (computed). Activations of the layers grow with depth and width, and the logits do not: the larger the model, the
-# smaller their share.
+# This model is narrow, and its vocabulary is large. In GPT-2 small, 8 texts of 1024 tokens make four tensors of 1.5 GiB,
+# half of a peak of 12.4 GiB (virtual: the simulator below, which names them). The other activations grow with depth and
+# width, the logits do not: the larger the model, the smaller their share.
 
 # %% seven-text [markdown]
 # ## Seven billion parameters
 #
-# Do this arithmetic in your head: float32 training with Adam takes 4 bytes for the weight, 4 for its gradient, 8 for the
-# two moments. **16 bytes per parameter**, before the first activation.
+# Float32 training with Adam takes 4 bytes for the weight, 4 for its gradient, 8 for the two moments. **16 bytes per parameter**, before the first activation.
 
 # %% seven-turn-text [markdown]
 # **Your turn** · 3 minutes. In fine-tuning some layers are *frozen*: `p.requires_grad` is False, backward makes no
@@ -252,11 +251,11 @@ def held_bytes(model):
 gpulab.turn.held_bytes(held_bytes)
 
 # %% seven-explain [markdown]
-# So “a 7B model needs 28 GB” is true of its float32 weights. Training holds 112 GB. ZeRO's recipe for mixed precision,
-# 16-bit weights and gradients beside a float32 copy, comes to 2 + 2 + 4 + 4 + 4 = 16 as well; with float32 gradients it
-# is 18.
+# So “a 7B model needs 28 GB” is true of its float32 weights. Training holds 112 GB (computed). ZeRO's recipe for
+# mixed precision, 16-bit weights and gradients beside a float32 copy, comes to 2 + 2 + 4 + 4 + 4 = 16 as well; with
+# float32 gradients it is 18.
 #
-# The optimizer needs something for itself, too. Measure the second `step()`, the moments being there:
+# `optimizer.step()` needs memory of its own, too. Measure the second one, when the moments exist:
 
 # %% seven-step
 parameters = sum(p.numel() for p in model.parameters())
@@ -270,13 +269,13 @@ for options in ({}, {"fused": True}):
 
 # %% seven-step-explain [markdown]
 # On a GPU, AdamW by default handles many parameters together (`foreach`), and its intermediate result is as large as
-# the weights: **20 bytes per parameter for a moment.** `fused=True` needs nothing extra. Gradients and moments of 7
-# billion parameters then fit where 140 GB would not.
+# the weights: **20 bytes per parameter for a moment.** `fused=True` needs nothing extra: at 7 billion
+# parameters 112 GB instead of 140 (computed).
 #
 # ### Which GPU would do?
 #
-# The simulator opens on a model of 7 billion parameters. Set *Optimizer* to SGD: which bar loses how much? Back to Adam,
-# move *Batch per rank* to 4: the peak moves. Where, and why?
+# The simulator opens on 7 billion parameters and a fused Adam. Set *Optimizer* to SGD: which bar loses how much? Back
+# to Adam, move *Batch per rank* to 4: the peak moves. Where, and why?
 
 # %% seven-simulator
 gpulab.sim.memory_budget(precision="fp32")
@@ -345,7 +344,7 @@ nine_guess.compare(grown[9], gpu.numbers, because="A tensor of more than 1 and l
     "gets a segment of 20 MiB. The rest waits for the next ones.")  # fmt: skip
 
 # %% allocator-explain [markdown]
-# The rules behind the table:
+# The rules behind the table, PyTorch's defaults:
 #
 # 1. Sizes are rounded up to 512 bytes. Up to 1 MiB they come from the *small pool*, in segments of 2 MiB; above, from the
 #    large pool.
@@ -407,8 +406,8 @@ gpulab.turn.four_sizes(four_sizes)
 # %% reuse-text [markdown]
 # ### What the cache is good for
 #
-# A training step asks for the same sizes again and again, and gets the same blocks. After the first steps PyTorch need
-# not ask the driver any more; *While training* below counts it.
+# With batches of one shape, each step asks for the same sizes and gets the same blocks. After the first steps PyTorch
+# need not ask the driver any more; *While training* below counts it.
 
 # %% allocator-simulator-text [markdown]
 # ### See it move
@@ -431,13 +430,13 @@ gpulab.sim.allocator()
 # | absolute and relative | after a reset the peak is what is allocated *now*, not zero; a change may be negative |
 # | after an exception | `__exit__` notes the result and returns False: True would swallow the error |
 # | on one GPU | no argument means the *current* GPU, which the code inside may change |
-# | without a GPU | `memory_allocated()` says 0, and `reset_peak_memory_stats()` raises |
+# | without a GPU | `memory_allocated()` says 0; `reset_peak_memory_stats()`, `_record_memory_history()` raise |
 # | when used again | it begins anew; entering it while it is open is an error |
 
 # %% watch-text [markdown]
 # ## Watch a step
 #
-# A peak is one number; its cause is a story over time. PyTorch records every allocation and every free, with the line of
+# A peak is one number; its cause is a story over time. PyTorch can record every allocation and free, with the line of
 # Python. `memory.timeline()` draws that record. Point at a band to see its size and its line.
 
 # %% watch-record
@@ -457,9 +456,9 @@ with gpulab.memory.timeline() as told:
 told
 
 # %% watch-explain [markdown]
-# The whole lesson in one picture. Weights and Adam's state lie at the bottom all the time. The forward pass climbs layer
-# by layer and ends with the logits. Backward begins with the three tensors you know: the peak. The bump of the optimizer
-# is `foreach`. `zero_grad()` ends the step where it began: gradients become `None`, the default, and are freed.
+# Weights and Adam's state lie at the bottom all the time. The forward pass climbs layer by layer and ends with the
+# logits. Backward begins with the three tensors you know: the peak. The bump of the optimizer is `foreach`.
+# `zero_grad()` ends the step where it began: gradients become `None`, the default, and are freed.
 #
 # PyTorch's own viewer shows the same record. Call `torch.cuda.memory._record_memory_history()`, run a step, and write it
 # by `torch.cuda.memory._dump_snapshot("step.pickle")`. The leading underscores say that these functions may change.
@@ -504,9 +503,10 @@ gpulab.turn.lean_step(scored_step)
 step_guess = gpulab.predict("A fresh model, four steps: which one first reaches the highest peak?")
 
 # %% log-run
+del model, optimizer
+torch.cuda.empty_cache()
 model = GPT().to(device)
 optimizer = torch.optim.AdamW(model.parameters())
-torch.cuda.empty_cache()
 peaks, before = [], torch.cuda.memory_stats()["num_device_alloc"]
 for number in range(1, 5):
     torch.cuda.reset_peak_memory_stats()
@@ -515,19 +515,18 @@ for number in range(1, 5):
     calls = torch.cuda.memory_stats()["num_device_alloc"] - before
     print(f"step {number}: peak {peaks[-1] / MIB:.1f} MiB, cudaMalloc so far {calls}", end=", ")
     print(f"allocated {torch.cuda.memory_allocated() / MIB:.1f} MiB ({gpu.numbers})")
-highest = 1 + peaks.index(max(peaks))
-step_guess.compare(highest, gpu.numbers, because="Adam makes its moments in its "
-    "first step(), after the peak has passed. From step 2 on they lie beneath it.")  # fmt: skip
+step_guess.compare(1 + peaks.index(max(peaks)), gpu.numbers, because="Adam makes its moments "
+    "in its first step(), after the peak. From step 2 on they lie beneath it.")  # fmt: skip
 
 # %% log-explain [markdown]
-# A job that survives its first step can still run out of memory. From then on **allocated between steps must repeat.** If
+# A job that survives its first step can still run out of memory. From step 2 on **allocated between steps must repeat.** If
 # it climbs, something keeps tensors (lesson 05). If only reserved climbs, suspect fragmentation or new batch sizes.
 #
-# Is the beginning of backward always the fullest moment? Try a ResNet-50 with one image and with many:
+# Is the beginning of backward always the fullest moment? Try a ResNet-50 with one image and with many, and a VGG-16:
 
 # %% where-run
-def resnet(batch):
-    model = torchvision.models.resnet50().to("cuda")
+def job(batch):
+    model = torchvision.models.get_model(name).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.randn(batch, 3, 224, 224, device="cuda")
 
@@ -539,14 +538,15 @@ def resnet(batch):
     return step
 
 
-for batch in (1, 32):
-    p = gpulab.plan(resnet, batch, "T4", where=True)
-    print(f"batch {batch}: {p.peak_allocated / MIB:,.0f} MiB (virtual T4) in {p.where.line.source}")
+for name, n in ("resnet50", 1), ("resnet50", 32), ("vgg16", 12):
+    p = gpulab.plan(job, n, "T4", where=True)
+    print(f"{name}, batch {n}: {p.peak_allocated / MIB:,.0f} MiB (virtual), {p.where.line.source}")
 
 # %% where-explain [markdown]
 # It depends on what weighs more. In backward there are activations; in `step()` there are gradients and `foreach`'s
 # temporaries in their place, together 8 bytes per parameter. Roughly, the larger of the two decides. Layers at the end
-# with many weights shift it: VGG-16 at batch 8 is fullest in backward with fewer activations than that. Let `plan` tell.
+# with many weights shift it: this VGG-16 keeps 832 MiB of activations (virtual), and 8 bytes per parameter are 1,056
+# (computed). Let `plan` tell.
 
 # %% web-text [markdown]
 # ## What the web says
@@ -594,8 +594,8 @@ gpulab.quiz(4)
 # 3. Activations are what derivatives need. In a language model count the logits, three times over, and do not give them
 #    a name.
 # 4. Allocated is rounded, and a small live block pins a large segment.
-# 5. The peak is at the beginning of backward or in `step()`; roughly, 8 bytes per parameter against the activations
-#    decides. `plan` tells. Measure two steps. Between steps, allocated must repeat.
+# 5. The peak is mostly at the beginning of backward or in `step()`: with the default AdamW, activations against 8 bytes
+#    per parameter roughly decide. `plan` tells. Measure two steps. Between steps, allocated must repeat.
 #
 # ## What next
 #

@@ -207,6 +207,12 @@ class TestPlans:
         kept = budget(model="gpt2", precision="bf16", batch=4, sequence=1024).moments[0].activations
         assert kept / (12 * 4 * 1024 * 768) == pytest.approx(32, rel=0.03)
 
+    def test_lesson_04_s_logits_of_gpt2_are_half_of_its_peak(self):
+        found = budget(model="gpt2", precision="fp32", batch=8, sequence=1024)
+        assert found.peak.total / 2**30 == pytest.approx(12.4, abs=0.05)
+        assert found.peak.logits / found.peak.total == pytest.approx(0.5, abs=0.02)
+        assert found.peak.logits / (8 * 1024 * 50_257 * 4) == pytest.approx(4, abs=0.01)
+
     def test_adafactor_s_formula_meets_the_plan_too(self):
         formula, planned = (
             Formula("", 12, 768, 12, gpt_parameters(12, 768)).states("adafactor", "fp32").optimizer,
