@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -133,6 +134,14 @@ def test_dropout_on_the_gpu_keeps_a_mask_of_one_byte():
     with VirtualGPU("T4"):
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)).cuda()
         assert activation_bytes(model, batch("cuda")).by_module == {"1": WIDTH * BATCH}
+
+
+def test_lesson_04_s_vgg_keeps_less_than_8_bytes_per_parameter():
+    with VirtualGPU("T4", compute=False):
+        model = torchvision.models.vgg16().to("cuda")
+        kept = activation_bytes(model, torch.randn(12, 3, 224, 224, device="cuda")).total
+        states = 8 * sum(p.numel() for p in model.parameters())
+    assert (round(kept / 2**20), round(states / 2**20)) == (832, 1056)
 
 
 def test_copies_of_weights_in_16_bits_count():
