@@ -138,8 +138,7 @@ class TestFindings:
 
     def test_at_the_formula(self):
         assert at(interval=44).finding == (
-            "A checkpoint every 44 min is near the best, 44 min:"
-            " 100 h of work take 112 h and cost 61% less than on demand"
+            "A checkpoint every 44 min is near the best: 100 h of work take 112 h and cost 61% less than on demand"
         )
 
     def test_twice_or_half_the_best_costs_little(self):

@@ -111,7 +111,8 @@ class Feed(Result):
         found = f"In the long run the GPU computes {percent(self.computing)} of the time"
         if self.computing >= 0.97:
             spare = f"; {count(self.enough, 'worker')} would do" if self.enough < workers else ""
-            return f"{found}: only the first batch keeps it waiting, {duration(self.idle(0))}{spare}"
+            first = "the first batch" if self.idle(1) < 0.01 * self.step else "an epoch's first batch"
+            return f"{found}: only {first} keeps it waiting, {duration(self.idle(0))}{spare}"
         if not workers:
             then = ", then copies it" if self.copying > 0.05 else ""
             return f"{found}: the main process loads a batch{then}, and the GPU waits"

@@ -117,7 +117,8 @@ class Run(Result):
             cheap = f"{percent(saved)} less than" if saved > 0 else f"{percent(-saved)} more than"
             cheap = "as much as" if abs(saved) < 0.005 else cheap
             spent = f"{span(self.plan.work)} of work take {span(self.hours)} and cost {cheap} on demand"
-            return f"{every} is near the best, {better}: {spent}"
+            best = "" if span(self.interval) == better else f", {better}"
+            return f"{every} is near the best{best}: {spent}"
         writing, _, lost = self.plan.extra(self.interval)
         why = f"spends {span(writing)} writing" if self.interval < self.best else f"loses {span(lost)} of work"
         takes = f"{span(self.plan.work)} of work take {span(self.advised_hours)}, not {span(self.hours)}"
