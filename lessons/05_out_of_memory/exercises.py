@@ -212,8 +212,8 @@ def read_oom(message):
     else:
         remedy = "free tensors"
     need = allocated - (pools or 0) + tensor[0]
-    read |= {"process": process, "others": others}
-    return read | {"tensor": tensor, "need": need, "remedy": remedy}
+    more = {"process": process, "others": others, "tensor": tensor, "need": need}
+    return read | {"remedy": remedy} | more
     ### END SOLUTION
 
 # %% check-message tags=["check"]

@@ -17,7 +17,7 @@ ENOUGH, LAST = "others and others >= tried - free", 'remedy = "free tensors"'
 
 def end(line):
     """With this line before the return."""
-    return add(line, before=RETURN)
+    return add(line, before="more = {")
 
 
 ALL_NAMES = change(MISSING, "one of tried, capacity, free, allocated, cached")
