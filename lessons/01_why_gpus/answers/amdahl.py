@@ -42,7 +42,7 @@ BANK.mistakes(
     ("two values are wanted", "a dict came back", change(RETURN, "return {'speedup': seconds / with_gpu}")),
     ("speedup is not a number", "a text came", change("seconds / with_gpu", "f'{seconds / with_gpu:.2f}'")),
     ("speedup is not a number", "arithmetic on a tensor", lambda *args: (torch.tensor(Job(*args).speedup), 0.0)),
-    ("crossover is not a number", "read the last lines", change("else math.inf", "else None")),
+    ("crossover is not a number", "what the exercise says of it", change("else math.inf", "else None")),
     ("the speed-up is not right", "", change("return seconds / with_gpu", "return round(seconds / with_gpu, 2)")),
     ("the crossover is not right", "", crossover(lambda j: j.seconds / j.speedup)),
     ("a GPU that never pays has a crossover", "",
