@@ -223,8 +223,8 @@ def test_a_drag_moves_the_picture_and_leaves_out_what_lies_between(lecture, simu
     handle.evaluate(MANY_MOVES)
     samples = int(handle.get_attribute("aria-valuetext").split()[0])
     assert samples > 200
-    pieces = f"{-(-samples // 8)} micro-batches"
-    wait_until(page, lambda: pieces in picture(simulator)[0].replace(",", ""), "the picture of the last move")
+    pieces = f"{-(-samples // 8)} of 8 samples"
+    wait_until(page, lambda: pieces in picture(simulator)[1].replace(",", ""), "the picture of the last move")
     lecture.at_rest()
     assert page.evaluate("window.gpulabDrawn") in range(1, 11), "pictures drawn for 80 moves in a moment"
 

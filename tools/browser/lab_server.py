@@ -32,7 +32,7 @@ from courselib.ready import kernels_here
 from courselib.venv import ROOT, Venv
 from playwright.sync_api import Browser, sync_playwright
 
-FOLDERS = ("notebooks", "exercises", "solutions")
+FOLDERS = ("notebooks", "exercises", "solutions", "docs")  # docs has the pictures of texts
 TRUSTED = ("notebooks", "solutions")
 
 _ARGUMENTS = (
