@@ -123,6 +123,8 @@ class NotebookPage:
         """Change JupyterLab's theme: "JupyterLab Light" or "JupyterLab Dark"."""
         self._command("apputils:change-theme", {"theme": name})
         self.page.wait_for_function("(name) => document.body.dataset.jpThemeName === name", arg=name)
+        # where the next change begins before, JupyterLab removes its splash twice, and fails
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
     def spoken(self, within: Locator) -> list[Node]:
         """What Chromium tells a screen reader of what is in `within`, at one moment: a picture may change meanwhile."""
