@@ -43,6 +43,7 @@ VIRTUAL = """
     observe choice lending readings pictures
     planning
     running validate
+    testing
     __init__
     __main__
 """

@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from .gpu import VirtualGPU
-from .operations.copies import UnderWay
+if TYPE_CHECKING:
+    from .gpu import VirtualGPU
+    from .operations.copies import UnderWay
+
+# A copy waits in up to three parts, in this order; the last has the copy's name alone.
+_PARTS = (": the stream's work", ": staging")
+
+
+def part_of_copy(wait: str) -> tuple[str, int]:
+    """Split the name of a wait into the name of its copy and the number of its part; of another wait the last."""
+    part = next((number for number, end in enumerate(_PARTS) if wait.endswith(end)), len(_PARTS))
+    return (wait.removesuffix(_PARTS[part]) if part < len(_PARTS) else wait), part
 
 
 @contextlib.contextmanager

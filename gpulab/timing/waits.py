@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from virtualgpu import own_code
+from virtualgpu.observe import part_of_copy
 from virtualgpu.readings import counters
 from virtualgpu.readings.source import Numbers, numbers_of
 
@@ -22,8 +23,6 @@ from ..calls import check_function, check_result
 from .tables import clipped, table
 
 _WARNING = "called a synchronizing CUDA operation"
-# Parts of one copy on a virtual GPU, in their order; the name without an ending is the last.
-_PARTS = (": the stream's work", ": staging")
 
 
 class Sync(NamedTuple):
@@ -160,8 +159,7 @@ class _Places:
     def add(self, frame: FrameType | None, name: str = "", seconds: float = 0.0) -> None:
         while frame is not None and frame.f_code.co_filename.startswith(self._libraries):
             frame = frame.f_back
-        part = next((number for number, end in enumerate(_PARTS) if name.endswith(end)), len(_PARTS))
-        copy = name.removesuffix(_PARTS[part]) if part < len(_PARTS) else name
+        copy, part = part_of_copy(name)
         if frame is None:
             where, key = None, ("another thread", 0, name or "PyTorch's own")
         else:

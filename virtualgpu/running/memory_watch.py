@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _SHARES = 5
 _NOWHERE = ("", 0)
+Peak = tuple[int, Place | None, dict[Place, int], int, int]  # bytes, line, holders, recomputed, least free
 
 
 class MemoryWatch:
@@ -45,7 +46,8 @@ class MemoryWatch:
         self.began = 0.0  # the host's time at the first allocation
         self._peak_place: Place | None = None
         self._at_peak: dict[Place, int] | None = {}  # None while memory is at its peak: `_held` is its breakdown
-        self.shortage: Shortage | None = None
+        self.shortage: Shortage | None = None  # the last of `shortages`
+        self.shortages = 0
         self.record = Record()
         self.overrun: Overrun | None = None
         self._categories = Categories(device)
@@ -140,6 +142,7 @@ class MemoryWatch:
     def _see_failure(self, error: OutOfMemory) -> None:
         known = error.shortage
         place = self._places.here()
+        self.shortages += 1
         room = known.total - self._allocator.memory.context_bytes - known.private
         self.shortage = Shortage(
             requested=known.tried,
@@ -152,6 +155,24 @@ class MemoryWatch:
         )
 
     # -- results -----------------------------------------------------------------------------------------------------
+
+    def begin_peak(self) -> Peak:
+        """Count peaks from now on; `end_peak` takes what this returns."""
+        with self.device.lock:
+            self.device.drain()
+            at_peak = dict(self._held) if self._at_peak is None else self._at_peak
+            outer = self.peak, self._peak_place, at_peak, self._recomputed_at_peak, self._least_free
+            self.peak, self._peak_place, self._at_peak = self.allocated, None, None
+            self._recomputed_at_peak = self._recomputed
+            self._least_free, _ = self._allocator.memory_info()
+        return outer
+
+    def end_peak(self, outer: Peak) -> None:
+        """Let the peaks of before count again, where they were higher."""
+        with self.device.lock:
+            if outer[0] > self.peak:
+                self.peak, self._peak_place, self._at_peak, self._recomputed_at_peak, _ = outer
+            self._least_free = min(self._least_free, outer[-1])
 
     def memory(self) -> Memory:
         """Return the numbers up to now."""
