@@ -69,10 +69,9 @@ def clocked(batches, wait=False):
 
 
 # %% question-predict
-question = "A step keeps a T4 busy for 240 ms, the copy takes 3. What is printed as data time?"
-data_guess = gpulab.predict(question, unit="ms")
+data_guess = gpulab.predict("A step takes a T4 240 ms, a copy 3. What is the data time?", unit="ms")
 
-# %% question-answer
+# %% question-answer tags=["host-dependent"]
 ready = [(torch.randn(32, 3, 224, 224), torch.randint(4, (32,)))] * 8
 data, step_time = clocked(ready)
 print(f"data {data:.1f} ms, step {step_time:.1f} ms ({gpu.numbers})")
@@ -83,7 +82,7 @@ data_guess.compare(round(data), gpu.numbers, because=why)
 # By this loop the GPU starves, ten times over. But there is no loader at all. What did the GPU do meanwhile?
 
 
-# %% lanes-run
+# %% lanes-run tags=["host-dependent"]
 def train(batches):
     for images, labels in batches:
         step(images.to("cuda"), labels.to("cuda"))
@@ -92,19 +91,18 @@ def train(batches):
 with on_gpu():
     step = training()
     train(ready[:2])  # the first step loads libraries
-    lanes = gpulab.timing.timeline(lambda: train(ready[:3]))
-lanes
+    gpulab.timing.timeline(lambda: train(ready[:3])).show()
 
 # %% lanes-explain [markdown]
 # It computed all the time. The upper lane is the host: it launches a step within milliseconds, and then waits inside
 # `.to()` for the GPU. A loop that accuses the loader of that wait accuses an innocent.
 #
 # “You forgot to synchronize”, somebody will say. So let us wait after each step. And let us add a loader that does have
-# work: JPEG files, decoded, cropped at random, mirrored. (The first call draws them, which takes some seconds. They are
-# smooth, so they decode faster than photographs of their size.)
+# work: JPEG files, decoded, cropped at random, mirrored. (The first call draws them, in some seconds. They are smooth,
+# so they decode faster than photographs of their size.)
 
 # %% photos
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 from torchvision.transforms import v2
 
 files = gpulab.data.photographs()  # 320 files of 1024 × 768 pixels
@@ -113,15 +111,14 @@ augment = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(224), v2.RandomHorizont
 photos = torchvision.datasets.ImageFolder(files[0].parents[1], augment)
 
 # %% accused-run tags=["host-dependent"]
-loader = DataLoader(photos, batch_size=32, shuffle=True)
-for name, batches in (("ready", ready), ("from files", loader)):
+for name, batches in (("ready", ready), ("files", DataLoader(photos, 32, shuffle=True))):
     for wait in (False, True):
         data, step_time = clocked(batches, wait)
-        print(f"{name:<10} {wait=!s:<5} data {data:5.1f} ms, step {step_time:5.1f} ms ({gpu.numbers})")
+        print(f"{name:<5} {wait=!s:<5} data {data:5.1f} ms, step {step_time:5.1f} ms ({gpu.numbers})")
 
 # %% accused-explain [markdown]
-# Now each row with a wait shows the copy alone, the same for a list and for a loader that reads files. The innocent is
-# acquitted, and so is everybody else. Files are read and decoded one line earlier: in `for`, where Python calls
+# Each row with a wait shows the copy alone, the same for a list and for a loader that reads files. The innocent is
+# acquitted, and so is the guilty. Files are read and decoded one line earlier: in `for`, where Python calls
 # `next(iterator)` and no clock runs. **Where the timers stand decides who is accused.**
 #
 # (On a GPU that finishes each step before the host has launched the next one, no copy has to wait. There even the
@@ -130,17 +127,17 @@ for name, batches in (("ready", ready), ("from files", loader)):
 # %% measure-text [markdown]
 # ## Three numbers, and no clock inside
 #
-# A timer round `next` would see the loading. But a host that loads while the GPU is still computing costs nothing, and
-# that timer counts it all the same. With a wait after each step it counts rightly, for a loop which nobody runs. So
-# take three runs of some 50 steps, each with *one* clock around all of them, `torch.cuda.synchronize()` before
-# you read it, and the first steps left out:
+# A timer around `next` sees the loading. But loading that goes on while the GPU still computes costs nothing, and
+# that timer counts it all the same. With a wait after each step it is right, but only for a loop with these waits. So
+# take three runs of some 50 steps, each with *one* clock around all of them, `torch.cuda.synchronize()` before you
+# start and read it, and the first steps left out:
 #
 # 1. **the loader alone**: `for batch in loader: pass`;
 # 2. **the step alone**: the same steps on one batch, again and again, from the host;
 # 3. **both together**: your loop as it is.
 #
-# The third minus the second is what the loader costs, whoever waits for whom. First the step, for two GPUs, in fp32
-# as many scripts still run it (on an H100 convolutions then use TF32):
+# The third minus the second is what the loader costs. First the step, for two GPUs, in fp32 (on an H100 convolutions
+# then use TF32):
 
 
 # %% measure-step
@@ -155,9 +152,9 @@ step_ms = {name: gpulab.plan(build, 32, name).step_ms for name in ("T4", "H100")
 print("ms a step:", {name: round(ms) for name, ms in step_ms.items()}, "(virtual)")
 
 # %% measure-text-fed [markdown]
-# The virtual GPU computes on your processor, and would take it from the loader. So `fed` only *plays* a GPU: a step is
-# a time at which it will be done, and the loop waits for that time where `.to()` would. (A real loop's launches use a
-# core, too.) With a GPU of your own, put your `.to()` and step in its place.
+# A virtual GPU needs your processor, and would take it from the loader. So `fed` only *plays* a GPU: a step is a time
+# at which it will be done, and the loop waits for that time where `.to()` would. (Launches, which need a core too, are
+# left out.) With a GPU of your own, put your `.to()` and step there.
 
 
 # %% measure-fed tags=["host-dependent"]
@@ -188,12 +185,13 @@ why = "The host loads the next batch while the GPU computes: the longer of the t
 together_guess.compare(round(together["T4"]), "measured", because=why)
 
 # %% measure-explain [markdown]
-# One loader, two verdicts: it costs the T4 next to nothing, and the H100 most of its time. **A faster GPU makes the
-# loader's fault larger**, and so does everything that shortens the step. *Recorded* on an RTX 4090 (ResNet-50,
-# batch 256): mixed precision made the step about 90 % faster, and the training hardly at all.
+# One loader, two verdicts. Where the processor has nothing else to do, it costs the T4 next to nothing and the H100 most
+# of its time. **A faster GPU makes the loader's fault larger**, and so does everything that shortens the step.
+# *Recorded* on an RTX 4090 (ResNet-50, batch 256): mixed precision made the step about 90 % faster, and the training
+# hardly at all.
 #
-# A loop that waits in each step, by `loss.item()` or a `synchronize`, does add the two times up. Then the cure is to
-# remove the wait, or to have somebody else load.
+# A loop that waits in each step, by `loss.item()` or a `synchronize`, does add the two times up. The cure is to remove
+# the wait, or to have other processes load.
 
 # %% verdict-turn-text [markdown]
 # **Your turn** · 4 minutes. Four trainings, in ms a batch. What would you change first: `"step"` (the GPU computes all
@@ -204,7 +202,7 @@ together_guess.compare(round(together["T4"]), "measured", because=why)
 # | A | 20 | 50 | 51 | data 48, step 3 |
 # | B | 90 | 50 | 92 | data 2, step 6 |
 # | C | 40 | 50 | 90 | data 2, step 48 |
-# | D | 300 | 40 | 301 | data 38, step 2 |
+# | D | 300 | 40 | 301 | data 2, step 39 |
 
 
 # %% verdict-turn tags=["your-turn"]
@@ -222,7 +220,7 @@ gpulab.turn.change_first(change_first)
 # ## Workers
 #
 # `num_workers=2` starts two processes. The main process gives each a list of indices, worker after worker. Each loads
-# whole batches, and puts them into shared memory. The loop gets them in order. So workers load while the GPU computes,
+# whole batches, and puts them into shared memory; the loop gets them in order. So workers load while the GPU computes,
 # and side by side. If a batch takes $t$ on one core, and $n$ workers have a core each, then
 #
 # $$\text{step} = \max(\text{compute},\; t / n)$$
@@ -286,22 +284,22 @@ axes.barh([*gaps], steps, label="computes (virtual)")
 axes.invert_yaxis()
 axes.set(xlabel="ms from batch to batch", title=f"The same loader on two GPUs, {affinity} cores")
 axes.legend()
-told = "; ".join(f"{name} {ms:.0f}" for name, ms in gaps.items())
-gpulab.style.show(figure, alt=f"Bars of the ms from batch to batch: {told}. The rest is waiting.")
+gpulab.style.show(figure, alt="Bars: a part of each time the GPU computes, the rest it waits.")
 
 # %% sweep-explain [markdown]
-# In the saved run one worker is no faster than none: it is one core that loads, either way. Two are nearly twice as fast,
-# four are not, because there are two cores. This machine cannot feed an H100. Then each sample must become less work.
+# One worker is no faster than none: one core loads, either way. Two are nearly twice as fast if two cores are idle. More
+# workers than cores bring nothing. This machine cannot feed an H100: each sample must become less work.
 #
 # So the loops that print `num_workers=4`, `min(8, cores)`, `cpu_count()` and `cores // GPUs` are guesses. Take the
 # smallest number after which the wait is gone.
 #
-# **Cores are not the only limit.** If four workers are no faster than two *and the cores are idle* (`top`), the storage
-# is what you wait for. Compare `time.process_time()` with the clock for some samples: decoding uses the processor, a
-# disk or a bucket does not. Run a second epoch: if it is much faster, the first one read from the disk and the second
-# from the page cache, and so did every short benchmark. Against storage, more workers than cores do help. The opposite:
-# cores are overrun. PyTorch gives each worker one thread (`torch.set_num_threads(1)`), but OpenCV and NumPy's BLAS start
-# one for each core in *every* worker: `cv2.setNumThreads(0)`, `OMP_NUM_THREADS=1`.
+# **Is it the cores at all?** Decoding uses the processor, waiting for a disk or a bucket does not. Compare
+# `time.process_time()` with the clock over some samples. Or run a second epoch: if it is much faster, the first one came
+# from the disk and the second from the page cache, as in most short benchmarks. Against slow storage more workers than
+# cores do help.
+#
+# The opposite fault: PyTorch gives each worker one thread (`torch.set_num_threads(1)`), but OpenCV and NumPy's BLAS
+# start one for each core, in *every* worker. Set `cv2.setNumThreads(0)` and `OMP_NUM_THREADS=1`.
 
 # %% simulator-text [markdown]
 # ### See it run
@@ -310,7 +308,7 @@ gpulab.style.show(figure, alt=f"Bars of the ms from batch to batch: {told}. The 
 #
 # 1. Raise *num_workers* until the GPU computes all the time. Is it what the formula says?
 # 2. Set *Spread of loading* to 0, then to 100 %. What does *prefetch_factor* buy in each case?
-# 3. Choose *persistent_workers*, and look at the first batch of the second epoch.
+# 3. Choose *persistent_workers*. What does the second epoch gain?
 
 # %% simulator
 gpulab.sim.pipeline(gpu="H100", load=87, spread=80, workers=4, compute=25, batch=18, pinned=True, non_blocking=True)
@@ -332,14 +330,14 @@ why = "Each worker gets prefetch_factor batches, 2 by default, and one more when
 ahead_guess.compare(next(indices), because=why)
 
 # %% ahead-explain [markdown]
-# What is loaded ahead evens out slow batches, and is memory of the host.
+# What is loaded ahead evens out slow batches, and takes memory of the host.
 #
 # At the end of an epoch the workers end too, with everything that the data set opened or cached in them, and the next
 # epoch starts new ones. `persistent_workers=True` keeps them.
 #
 # `pin_memory=True` copies each finished batch into page-locked memory, so that `.to(device, non_blocking=True)` need not
-# wait (lesson 03), and the opening's wait in `.to()` is gone. With workers a thread of the main process does it,
-# without workers it happens inside `next`. No batch comes sooner.
+# wait for the step before (lesson 03). With workers a thread of the main process does it, without workers it happens
+# inside `next`. No batch comes sooner.
 
 # %% start-text [markdown]
 # ## Start methods: fork, forkserver, spawn
@@ -381,23 +379,22 @@ class Noisy:  # draws each sample from a generator of its own
 # %% start-explain [markdown]
 # A forked worker has the parent's *state* without its threads: a lock that one of them held stays locked, and CUDA
 # cannot be used (`Cannot re-initialize CUDA in forked subprocess`). A spawned one can use it, and should not: each would
-# hold a CUDA context, some hundred MiB of GPU memory. Return CPU tensors.
+# hold some hundred MiB of GPU memory for CUDA itself. Return CPU tensors.
 
 # %% memory-text [markdown]
 # ## What N workers cost
 #
 # **Host memory.** After a fork, pages are shared until somebody writes (*copy-on-write*). Python writes when it only
-# reads: each object has a reference count, and it stands in the object. An array is one object with one count. Below,
-# a worker reads half a million paths, from a list and from an array:
+# reads: each object has a reference count, and it stands in the object. An array is one object with one count. A worker
+# reads half a million paths:
 
 # %% memory-run tags=["host-dependent"]
 import numpy as np
 from sets import Noisy, Table
 
 paths = [f"train/{i % 1000:04d}/image_{i:08d}.jpg" for i in range(500_000)]
-array = np.array(paths, dtype="S")
 own = {}
-for name, rows in (("fork, list", paths), ("fork, array", array), ("spawn, list", paths)):
+for name, rows in (("fork, list", paths), ("fork, array", np.array(paths, "S")), ("spawn, list", paths)):
     method = name.split(",")[0]
     if method in torch.multiprocessing.get_all_start_methods():
         options = {"sampler": range(50), "num_workers": 1, "multiprocessing_context": method}
@@ -411,22 +408,21 @@ for name, rows in (("fork, list", paths), ("fork, array", array), ("spawn, list"
 figure, axes = plt.subplots(figsize=(7.2, 2.7))
 for name, mib in own.items():
     axes.plot(range(10, 501, 10), mib, label=f"{name}: {mib[0]:.0f} → {mib[-1]:.0f} MiB")
-axes.set(yscale="log", xlabel="thousand paths read", ylabel="MiB of the worker (measured)")
-axes.set_title("The worker's own memory while it reads")
+axes.set(yscale="log", xlabel="thousand paths read", ylabel="MiB", title="A worker's own memory (measured)")
 axes.legend()
 gpulab.style.show(figure, alt="A worker's memory while it reads paths. Forked: a list grows, an array stays. Spawned: large from the start.")
 
 # %% memory-explain [markdown]
 # With fork, an epoch later N workers hold N lists. It looks like a leak. The array is a cure for fork only: spawn and
-# forkserver pickle a copy for each worker in any case, and a spawned worker takes some 300 MiB *before any data*, for a
-# Python with torch. It takes seconds to start, too, in each epoch unless workers are persistent.
+# forkserver pickle a copy for each worker. And a spawned worker takes some 300 MiB *before any data*, for a Python with
+# torch, and seconds to start, in each epoch unless workers are persistent.
 #
 # **Shared memory.** Finished batches wait in `/dev/shm`. 32 images in float32 are 18.4 MiB, and four workers with two
 # batches ahead 147 MiB (computed); Docker gives 64 unless told otherwise. The message is
 # `unable to allocate shared memory(shm) for file </torch_…>: No space left on device (28)`, in older versions
 # `DataLoader worker (pid 325) is killed by signal: Bus error. It is possible that dataloader's workers are out of
-# shared memory`. The repair: `docker run --shm-size=8g`, or `--ipc=host`. Half a repair: send uint8, a
-# quarter of the bytes, and convert on the GPU.
+# shared memory`. The repair: `docker run --shm-size=8g`, or `--ipc=host`. Half a repair: send uint8, a quarter of the
+# bytes, and convert on the GPU.
 #
 # None of this is *GPU* memory. A better loader does not cure an OutOfMemoryError.
 
@@ -464,6 +460,9 @@ noise_guess.compare(len(set(epochs[0] + epochs[1])), because=why)
 # `None` in the main process. `lines` is any iterable.
 
 # %% stream-turn tags=["your-turn"]
+from torch.utils.data import get_worker_info
+
+
 def my_part(lines):
     ### BEGIN SOLUTION
     info = get_worker_info()
@@ -480,8 +479,8 @@ gpulab.turn.my_part(my_part)
 # %% stream-explain [markdown]
 # With ranks, worker `id` of rank `r` is number `r * num_workers + id` of `ranks * num_workers`. Every worker still
 # *reads* all lines, and drops most. With files, each takes a share of the files: **shards**, tar archives of some
-# 100 MB (WebDataset), many more of them than workers × ranks. Disks and network storage like long reads, where a million
-# small files cost a look-up each.
+# 100 MB (WebDataset), many more of them than workers × ranks. Storage likes long reads; a million small files cost a
+# look-up each.
 #
 # Parts of a stream are seldom equal. A rank that has fewer batches ends first, and the others **hang** in the
 # all-reduce of a step that it never makes. Let all ranks stop after the same number of batches (lesson 12).
@@ -489,8 +488,8 @@ gpulab.turn.my_part(my_part)
 # %% less-text [markdown]
 # ## Less work in each sample
 #
-# Before more workers: what does a sample take, and which part of it? The second row asks the JPEG decoder for a half,
-# quarter or eighth of the size, whichever is just above 341 × 256. The third has a file that was resized once.
+# What does a sample take, and which part of it? For the second row the JPEG decoder gives half of the width and height at
+# once. The file of the third was resized before.
 
 
 # %% less-run tags=["host-dependent"]
@@ -511,31 +510,29 @@ def ms_of(call, times=20):
 
 
 # %% less-table tags=["host-dependent"]
-small, large = (341, 256), (1024, 768)
-decoded(files[0], large).resize(small).save("small.jpg", quality=90)
-for case in ((files[0], large), (files[0], small), ("small.jpg", small)):
+decoded(files[0], (1024, 768)).resize((341, 256)).save("small.jpg", quality=90)
+for case in ((files[0], (1024, 768)), (files[0], (341, 256)), ("small.jpg", (341, 256))):
     decode = ms_of(lambda c=case: decoded(*c))
     whole = ms_of(lambda c=case: augment(decoded(*c)))
     print(f"{decoded(*case).size}: decode {decode:.1f} ms, all of it {whole:.1f} ms (measured)")
 
 # %% less-explain [markdown]
-# Most of the time goes to pixels that the resize to 224 averages away. `draft` is one line, and buys more here than
-# any number of workers. Its price: RandomResizedCrop cuts out 8 to 100 % of the area. From 1024 × 768 pixels every such
-# cut is larger than 224 × 224. From 512 × 384 a fifth of them is smaller and gets enlarged, from 341 × 256 more than
-# half (computed). So the augmentation is another one: check the accuracy. Further steps:
+# Most of the time goes to pixels that the resize to 224 averages away. `draft` is one line, and it buys more than a
+# second core. Its price: RandomResizedCrop cuts out 8 to 100 % of the area. From 1024 × 768 pixels every cut is larger
+# than 224 × 224. From 512 × 384 a fifth of them is smaller and gets enlarged, from 341 × 256 more than half (computed).
+# So the augmentation is another one: check the accuracy. Further steps:
 #
 # - **Cache** what does not change: decoded images as uint8 in one memory-mapped array. Before the random part, never
 #   after it.
 # - **Decode on the GPU**: `torchcodec.decoders.decode_jpeg(..., device="cuda")`, or NVIDIA's DALI for the whole chain. It
 #   takes GPU time, which pays where cores are few.
-# - **Augment batches on the GPU**: `torchvision.transforms.v2` takes tensors on any device. One random choice then holds
-#   for the whole batch.
+# - **Augment on the GPU**: `torchvision.transforms.v2` takes tensors on any device; one random choice holds for the batch.
 
 # %% gpu-text [markdown]
 # ## Small data: no loader at all
 #
-# “Load the whole data set to the GPU” says one page, “never” says another. The question is its size: the digits are
-# 384 kB. A loader fetches 1500 samples one by one and stacks them. By index an epoch is one permutation.
+# “Load the whole data set to the GPU” says one page, “never” another. The question is its size: the digits are 384 kB. A
+# loader fetches 1500 samples one by one and stacks them. By index an epoch is one permutation, cut into batches.
 
 # %% gpu-predict
 epoch_guess = gpulab.predict("An epoch on the CPU: how much longer is the loader?", unit="times")
@@ -577,8 +574,8 @@ gpulab.turn.gpu_batches(gpu_batches)
 # %% report-text [markdown]
 # ## In your own script
 #
-# `python -m gpulab run --gpu H100 --shapes-only train.py` runs a script unchanged. If it uses a `DataLoader`, a line of the
-# report says how long a step waits in it: real loading, virtual GPU, and with `--gpu real` all of it is measured.
+# `python -m gpulab run --gpu H100 --shapes-only train.py` runs a script unchanged, and reports how long a step waits in
+# `DataLoader`'s `next`: loading is measured, the GPU virtual. With `--gpu real` all of it is measured.
 
 # %% web-text [markdown]
 # ## What the web says
@@ -630,7 +627,7 @@ gpulab.quiz(9)
 # 2. Without a wait the longer of computing and loading ÷ workers counts. A faster step moves the wait to the loader.
 # 3. Workers: the fewest that end the wait; at most affinity and quota over the ranks, less one.
 # 4. Each worker is a process with its own generators and streams: copied bit by bit by fork, at once by spawn.
-# 5. Before more workers, less work: `draft` or resize, cache before the random part, uint8. Keep small data on the GPU.
+# 5. Before more workers, less work: `draft` or resize, cache before the random part, uint8; small data on the GPU.
 #
 # **For the checklist:** the three numbers · workers from a sweep · `persistent_workers=True` · `pin_memory=True` with a
 # GPU · one thread in each worker · no own generator unseeded · streams split by worker and rank, equally many batches ·
@@ -643,8 +640,7 @@ gpulab.quiz(9)
 #
 # ## References
 #
-# - PyTorch documentation, `torch.utils.data`: *Single- and Multi-process Data Loading*, *Randomness in multi-process
-#   data loading*, *Memory Pinning*. Python documentation, `multiprocessing`: *Contexts and start methods*.
-# - Mohan et al., *Analyzing and Mitigating Data Stalls in DNN Training*, arXiv 2007.06775: the comparison with cached and
-#   with repeated data. *ResNet-50 on an RTX 4090*, Proc. SPIE 13184, 2024: mixed precision, and DALI.
-# - pytorch/pytorch#13246 (memory of workers and Python lists), #5040 (shared memory), #46867 (the warning).
+# - PyTorch documentation, `torch.utils.data`; Python documentation, `multiprocessing`: *Contexts and start methods*.
+# - Mohan et al., *Analyzing and Mitigating Data Stalls in DNN Training*, arXiv 2007.06775: the comparison with cached
+#   data. *ResNet-50 on an RTX 4090*, Proc. SPIE 13184, 2024.
+# - pytorch/pytorch#13246 (memory of workers), #5040 (shared memory).

@@ -15,8 +15,8 @@ from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.turns import AsGiven, NotYet, turn
 from gpulab.exercise.wording import brief, is_whole
 
-# Of trainings A to D, in the order of the table: what is changed first, the three numbers, and for each other answer why
-# it is not.
+# Of trainings A to D, in the order of the table: what is changed first, the three numbers, and for each other answer
+# why it is not.
 _TRAININGS: tuple[tuple[str, str, dict[str, str]], ...] = (
     (
         "step",
