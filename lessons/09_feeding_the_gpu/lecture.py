@@ -10,32 +10,20 @@
 # |---|---|---|
 # | 60 minutes, and 65 for the exercises | `03_moving_data`; a `Dataset` of your own | any machine |
 
-# %% setup
-import contextlib
-import statistics
-import time
-
-import torch
-import torchvision
-from torch.nn import functional as F
-
-import gpulab
-
-gpu = gpulab.setup()
-torch.set_num_threads(1)  # as in each worker of a loader
-
 # %% question-text [markdown]
 # ## A question worth asking
 #
 # “If data time exceeds compute time, the GPU is starved.” The advice is popular, and so is the loop below that goes
 # with it. We give it batches that are *ready*: a list, with nothing to read or decode. The network is a ResNet-50.
 
-
 # %% question-code
-def on_gpu():  # yours, or else a virtual T4 that keeps shapes only; the host takes its real time
-    if gpu.numbers == "measured":
-        return contextlib.nullcontext()
-    return gpulab.VirtualGPU("T4", compute=False, counts_host=True)
+import statistics
+import time
+
+import gpulab
+import torch
+import torchvision
+from torch.nn import functional as F
 
 
 def training():
@@ -52,9 +40,9 @@ def training():
 
 
 # %% question-clocked
-def clocked(batches, wait=False):
+def clocked(batches, wait=False):  # with a GPU of your own, leave the virtual one out
     data_ms, step_ms = [], []
-    with on_gpu():
+    with gpulab.VirtualGPU("T4", compute=False, counts_host=True):
         step = training()
         for images, labels in batches:
             begin = time.perf_counter()
@@ -74,12 +62,13 @@ data_guess = gpulab.predict("A step takes a T4 240 ms, a copy 3. What is the dat
 # %% question-answer tags=["host-dependent"]
 ready = [(torch.randn(32, 3, 224, 224), torch.randint(4, (32,)))] * 8
 data, step_time = clocked(ready)
-print(f"data {data:.1f} ms, step {step_time:.1f} ms ({gpu.numbers})")
+print(f"data {data:.1f} ms, step {step_time:.1f} ms (virtual)")
 why = "Memory that is not pinned: .to() waits until the step before it is done on the GPU."
-data_guess.compare(round(data), gpu.numbers, because=why)
+data_guess.compare(round(data), "virtual", because=why)
 
 # %% question-explain [markdown]
-# By this loop the GPU starves, ten times over. But there is no loader at all. What did the GPU do meanwhile?
+# According to this loop the GPU is badly starved. But there is no loader at all. (The virtual GPU keeps shapes and no
+# values, and counts the host's time as it is.) What did it do meanwhile?
 
 
 # %% lanes-run tags=["host-dependent"]
@@ -88,18 +77,22 @@ def train(batches):
         step(images.to("cuda"), labels.to("cuda"))
 
 
-with on_gpu():
+with gpulab.VirtualGPU("T4", compute=False, counts_host=True):
     step = training()
     train(ready[:2])  # the first step loads libraries
     gpulab.timing.timeline(lambda: train(ready[:3])).show()
 
 # %% lanes-explain [markdown]
 # It computed all the time. The upper lane is the host: it launches a step within milliseconds, and then waits inside
-# `.to()` for the GPU. A loop that accuses the loader of that wait accuses an innocent.
+# `.to()` for the GPU. A loop that blames this wait on the loader blames the wrong one.
 #
 # “You forgot to synchronize”, somebody will say. So let us wait after each step. And let us add a loader that does have
 # work: JPEG files, decoded, cropped at random, mirrored. (The first call draws them, in some seconds. They are smooth,
 # so they decode faster than photographs of their size.)
+
+# %% setup
+gpu = gpulab.setup()
+torch.set_num_threads(1)  # as in each worker of a loader
 
 # %% photos
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
@@ -114,15 +107,15 @@ photos = torchvision.datasets.ImageFolder(files[0].parents[1], augment)
 for name, batches in (("ready", ready), ("files", DataLoader(photos, 32, shuffle=True))):
     for wait in (False, True):
         data, step_time = clocked(batches, wait)
-        print(f"{name:<5} {wait=!s:<5} data {data:5.1f} ms, step {step_time:5.1f} ms ({gpu.numbers})")
+        print(f"{name:<5} {wait=!s:<5} data {data:5.1f} ms, step {step_time:5.1f} ms (virtual)")
 
 # %% accused-explain [markdown]
 # Each row with a wait shows the copy alone, the same for a list and for a loader that reads files. The innocent is
-# acquitted, and so is the guilty. Files are read and decoded one line earlier: in `for`, where Python calls
+# acquitted, and so is the guilty one. Files are read and decoded one line earlier: in `for`, where Python calls
 # `next(iterator)` and no clock runs. **Where the timers stand decides who is accused.**
 #
-# (On a GPU that finishes each step before the host has launched the next one, no copy has to wait. There even the
-# first row shows the copy.)
+# (On a GPU that finishes each step before the host has launched all of it, no copy has to wait. There the first row
+# shows the copy, too.)
 
 # %% measure-text [markdown]
 # ## Three numbers, and no clock inside
@@ -153,7 +146,7 @@ print("ms a step:", {name: round(ms) for name, ms in step_ms.items()}, "(virtual
 
 # %% measure-text-fed [markdown]
 # A virtual GPU needs your processor, and would take it from the loader. So `fed` only *plays* a GPU: a step is a time
-# at which it will be done, and the loop waits for that time where `.to()` would. (Launches, which need a core too, are
+# at which it will be done, and the loop waits until then, as `.to()` would. (Launches, which need a core too, are
 # left out.) With a GPU of your own, put your `.to()` and step there.
 
 
@@ -185,8 +178,8 @@ why = "The host loads the next batch while the GPU computes: the longer of the t
 together_guess.compare(round(together["T4"]), "measured", because=why)
 
 # %% measure-explain [markdown]
-# One loader, two verdicts. Where the processor has nothing else to do, it costs the T4 next to nothing and the H100 most
-# of its time. **A faster GPU makes the loader's fault larger**, and so does everything that shortens the step.
+# One loader, two verdicts. On two idle cores it takes about 130 ms (recorded): then it costs the T4 next to nothing, and
+# the H100 most of its time. **A faster GPU makes the loader's fault larger**, and so does everything that shortens the step.
 # *Recorded* on an RTX 4090 (ResNet-50, batch 256): mixed precision made the step about 90 % faster, and the training
 # hardly at all.
 #
@@ -283,7 +276,7 @@ axes.barh([*gaps], [*gaps.values()], label="waits for data (measured)")
 axes.barh([*gaps], steps, label="computes (virtual)")
 axes.invert_yaxis()
 axes.set(xlabel="ms from batch to batch", title=f"The same loader on two GPUs, {affinity} cores")
-axes.legend()
+axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.4, -0.25))
 gpulab.style.show(figure, alt="Bars: a part of each time the GPU computes, the rest it waits.")
 
 # %% sweep-explain [markdown]
@@ -311,7 +304,8 @@ gpulab.style.show(figure, alt="Bars: a part of each time the GPU computes, the r
 # 3. Choose *persistent_workers*. What does the second epoch gain?
 
 # %% simulator
-gpulab.sim.pipeline(gpu="H100", load=87, spread=80, workers=4, compute=25, batch=18, pinned=True, non_blocking=True)
+pinned = {"pinned": True, "non_blocking": True}
+gpulab.sim.pipeline(gpu="H100", load=87, spread=80, workers=4, compute=25, batch=18, **pinned)
 
 # %% ahead-text [markdown]
 # ## Ahead of the loop: prefetching, persistent workers, pinning
@@ -408,9 +402,11 @@ for name, rows in (("fork, list", paths), ("fork, array", np.array(paths, "S")),
 figure, axes = plt.subplots(figsize=(7.2, 2.7))
 for name, mib in own.items():
     axes.plot(range(10, 501, 10), mib, label=f"{name}: {mib[0]:.0f} → {mib[-1]:.0f} MiB")
-axes.set(yscale="log", xlabel="thousand paths read", ylabel="MiB", title="A worker's own memory (measured)")
+axes.set(yscale="log", xlabel="thousand paths read", ylabel="MiB (measured)")
+axes.set_title("A forked worker copies the list that it only reads")
 axes.legend()
-gpulab.style.show(figure, alt="A worker's memory while it reads paths. Forked: a list grows, an array stays. Spawned: large from the start.")
+told = "A worker's memory. Forked: a list grows, an array stays. Spawned: large from the start."
+gpulab.style.show(figure, alt=told)
 
 # %% memory-explain [markdown]
 # With fork, an epoch later N workers hold N lists. It looks like a leak. The array is a cure for fork only: spawn and
