@@ -40,7 +40,8 @@ def training():
 
 
 # %% question-clocked
-def clocked(batches, wait=False):  # with a GPU of your own, leave the virtual one out
+def clocked(batches, wait=False):
+    # a T4 that keeps shapes only; the host takes its real time; for your own GPU leave it out
     data_ms, step_ms = [], []
     with gpulab.VirtualGPU("T4", compute=False, counts_host=True):
         step = training()
@@ -67,8 +68,7 @@ why = "Memory that is not pinned: .to() waits until the step before it is done o
 data_guess.compare(round(data), "virtual", because=why)
 
 # %% question-explain [markdown]
-# According to this loop the GPU is badly starved. But there is no loader at all. (The virtual GPU keeps shapes and no
-# values, and counts the host's time as it is.) What did it do meanwhile?
+# According to this loop the GPU is badly starved. But there is no loader at all. What did the GPU do meanwhile?
 
 
 # %% lanes-run tags=["host-dependent"]
@@ -281,7 +281,7 @@ gpulab.style.show(figure, alt="Bars: a part of each time the GPU computes, the r
 
 # %% sweep-explain [markdown]
 # One worker is no faster than none: one core loads, either way. Two are nearly twice as fast if two cores are idle. More
-# workers than cores bring nothing. This machine cannot feed an H100: each sample must become less work.
+# workers than cores bring nothing. Where all cores together are too slow, each sample must become less work.
 #
 # So the loops that print `num_workers=4`, `min(8, cores)`, `cpu_count()` and `cores // GPUs` are guesses. Take the
 # smallest number after which the wait is gone.
@@ -320,7 +320,7 @@ ahead_guess = gpulab.predict("2 workers, batches of 32: how many indices are dra
 digits = TensorDataset(*gpulab.data.digits("train"))
 indices = iter(range(len(digits)))  # samplers run in the main process
 iterator = iter(DataLoader(digits, batch_size=32, sampler=indices, num_workers=2))
-why = "Each worker gets prefetch_factor batches, 2 by default, and one more whenever the loop takes one."
+why = "Each worker gets prefetch_factor batches, 2 by default; then one for each that is taken."
 ahead_guess.compare(next(indices), because=why)
 
 # %% ahead-explain [markdown]
@@ -387,8 +387,8 @@ import numpy as np
 from sets import Noisy, Table
 
 paths = [f"train/{i % 1000:04d}/image_{i:08d}.jpg" for i in range(500_000)]
-own = {}
-for name, rows in (("fork, list", paths), ("fork, array", np.array(paths, "S")), ("spawn, list", paths)):
+array, own = np.array(paths, "S"), {}
+for name, rows in (("fork, list", paths), ("fork, array", array), ("spawn, list", paths)):
     method = name.split(",")[0]
     if method in torch.multiprocessing.get_all_start_methods():
         options = {"sampler": range(50), "num_workers": 1, "multiprocessing_context": method}
@@ -580,7 +580,6 @@ gpulab.turn.gpu_batches(gpu_batches)
 # |---|---|---|
 # | “Data time above compute time: the GPU is starved.” | The printed loop accuses a loader that does nothing, and acquits one that works. Compare with steps on one batch. | *A question worth asking*, *Three numbers* |
 # | “`num_workers`: 4”; “`min(8, cores)`”; “`cpu_count()`”; “cores // GPUs” | Guesses. Loading over the step's time, within affinity, quota and ranks; then sweep. | *Workers* |
-# | “More workers are faster.” | Up to the cores, or to what the storage gives. | *Workers* |
 # | “A better DataLoader helps against out of memory.” | It works in the host's memory. | *What N workers cost* |
 # | “Arrays in place of lists: workers no longer copy.” | With fork. Spawn and forkserver pickle a copy each. | *What N workers cost* |
 # | “`drop_last=True` helps BatchNorm.” | It spares a tiny last batch. A set smaller than a batch gives none, without a word. | *Common mistakes* |
