@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.data import DataLoader, TensorDataset
 
 LESSONS = Path(__file__).resolve().parent.parent / "lessons"
 WITH_A_GPU = types.SimpleNamespace(without_gpu=contextlib.nullcontext)
@@ -28,13 +27,6 @@ def test_the_gpu_s_activity_alone_is_recorded_where_there_is_one(gpu, capsys):
     names = {"gpulab": WITH_A_GPU, "torch": torch, "warnings": warnings}
     exec(cells("10_profiling")["mistake-cuda-only"], names | {"profile": profile, "ProfilerActivity": ProfilerActivity})
     assert capsys.readouterr().out.startswith("with this GPU: ")
-
-
-def test_pinning_warns_of_nothing_where_there_is_a_gpu(gpu, capsys):
-    digits = TensorDataset(torch.zeros(64, 2))
-    names = {"gpulab": WITH_A_GPU, "warnings": warnings, "DataLoader": DataLoader, "digits": digits}
-    exec(cells("09_feeding_the_gpu")["mistake-pin"], names)
-    assert capsys.readouterr().out == "no warning: this machine has a GPU\n"
 
 
 def test_bytes_a_parameter_are_those_of_the_formula_where_workspaces_stay(monkeypatch, capsys):

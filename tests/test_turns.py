@@ -1146,39 +1146,105 @@ def tells_nothing(samples, micro_batch, steps, epochs):
 # --- lesson 09 -------------------------------------------------------------------------------------------------------
 
 
+@right("change_first")
+def by_three_numbers():
+    return ["step", "loader", "overlap", "loader"]
+
+
+@right("change_first")
+def as_a_tuple():
+    return tuple(by_three_numbers())
+
+
+@wrong("change_first", "'loader' for A", "step: 51 ms together", "the wait for the step before")
+def accuses_the_innocent():
+    return ["loader", "loader", "overlap", "loader"]
+
+
+@wrong("change_first", "'overlap' for A", "would be 70 ms")
+def adds_them_up():
+    return ["overlap", "loader", "overlap", "loader"]
+
+
+@wrong("change_first", "'step' for B", "the loader costs 42", "90 ms without any")
+def acquits_the_guilty():
+    return ["step", "step", "overlap", "loader"]
+
+
+@wrong("change_first", "'loader' for C", "40 + 50", "faster than the step")
+def sees_a_wait_in_next():
+    return ["step", "loader", "loader", "loader"]
+
+
+@wrong("change_first", "'step' for D", "the loader costs 261")
+def believes_the_clock():
+    return ["step", "loader", "overlap", "step"]
+
+
+@wrong("change_first", "'gpu' for A", "the three words are step, loader, overlap")
+def has_a_word_of_its_own():
+    return ["gpu", "loader", "overlap", "loader"]
+
+
+@wrong("change_first", "None for D", "the three words are")
+def leaves_one_open():
+    return ["step", "loader", "overlap", None]
+
+
+@wrong("change_first", "None", "a list of four words", "the return is missing")
+def says_nothing():
+    by_three_numbers()
+
+
 @right("workers_for")
 def smallest_of_all(cores, quota, ranks):
-    return max(1, int(min(cores, quota or cores)) // (ranks or 1))
+    return max(0, int(min(cores, quota or cores)) // (ranks or 1) - 1)
+
+
+@right("workers_for")
+def rank_by_rank(cores, quota, ranks):
+    whole = cores if quota is None else min(cores, int(quota))
+    return len(range(1, whole // max(ranks, 1)))
 
 
 @wrong("workers_for", "a ZeroDivisionError for 0 ranks", "without a GPU ranks is 0")
 def fails_without_a_gpu(cores, quota, ranks):
-    return max(1, int(min(cores, quota or cores)) // ranks)
+    return max(0, int(min(cores, quota or cores)) // ranks - 1)
 
 
-@wrong("workers_for", "8 for cores=16, quota=6.0, ranks=2; expected: 3", "the quota is less")
+@wrong("workers_for", "7 for cores=16, quota=6.0, ranks=2; expected: 2", "the quota is less")
 def leaves_the_quota(cores, quota, ranks):
-    return max(1, cores // max(1, ranks))
+    return max(0, cores // max(1, ranks) - 1)
 
 
-@wrong("workers_for", "16 for cores=8, quota=32.0, ranks=2; expected: 4", "the smaller of the two")
+@wrong("workers_for", "15 for cores=8, quota=32.0, ranks=2; expected: 3", "the smaller of the two")
 def takes_the_quota(cores, quota, ranks):
-    return max(1, int(quota or cores) // max(1, ranks))
+    return max(0, int(quota or cores) // max(1, ranks) - 1)
 
 
-@wrong("workers_for", "0 for cores=2, quota=None, ranks=8; expected: 1", "at least 1")
-def none_at_all(cores, quota, ranks):
+@wrong("workers_for", "-1 for cores=2, quota=None, ranks=8; expected: 0", "not fewer")
+def fewer_than_none(cores, quota, ranks):
+    return int(min(cores, quota or cores)) // max(1, ranks) - 1
+
+
+@wrong("workers_for", "1 for cores=2, quota=None, ranks=8; expected: 0", "there may be none")
+def one_in_any_case(cores, quota, ranks):
+    return max(1, smallest_of_all(cores, quota, ranks))
+
+
+@wrong("workers_for", "4 for cores=16, quota=None, ranks=4; expected: 3", "one of these is for the rank itself")
+def leaves_the_rank_no_core(cores, quota, ranks):
     return int(min(cores, quota or cores)) // max(1, ranks)
 
 
-@wrong("workers_for", "4.0 for cores=16", "a whole number")
+@wrong("workers_for", "3.0 for cores=16", "a whole number")
 def in_pieces(cores, quota, ranks):
-    return min(cores, quota or cores) / max(1, ranks)
+    return max(0, min(cores, quota or cores) / max(1, ranks) - 1)
 
 
-@wrong("workers_for", "for cores=64, quota=2.5, ranks=1; expected: 2", "round down")
+@wrong("workers_for", "for cores=64, quota=2.5, ranks=1; expected: 1", "round down")
 def rounds_up(cores, quota, ranks):
-    return max(1, math.ceil(min(cores, quota or cores)) // max(1, ranks))
+    return max(0, math.ceil(min(cores, quota or cores)) // max(1, ranks) - 1)
 
 
 @wrong("workers_for", "None for ", "the return is missing")

@@ -21,17 +21,17 @@ gpu = gpulab.setup()
 # %% starvation-text [markdown]
 # ## 1 · How long a step waits
 #
-# **Build** the measurement that comes before every change to a data pipeline: of each training step, how much is waiting
-# for the batch. **Why:** a loop that starts its clock inside `for batch in loader:` starts it when the wait is over; it
-# finds hundredths of a millisecond where there were twenty, and the loader is never suspected.
+# **Build** the measurement of a loop that waits for each step: how much of it is waiting for the batch. **Why:** a loop
+# that starts its clock inside `for batch in loader:` never sees the loading. What it times is the copy, and in front of
+# that, if nothing waits for the step, the rest of the step before: it acquits a slow loader, and accuses a fast one.
 #
 # 20 minutes · difficulty ●●○
 #
 # The check plays your function on a virtual GPU, with a loader and a step whose times are known to it.
 #
-# With the GPU waited for after every step, no batch is fetched while it works. That is what makes the two times add up;
-# and it is a little unkind to a loader without workers, whose work a real loop hides behind the GPU's queue. Workers go on
-# during the step, so that their wait is the one of a real loop.
+# With the GPU waited for after every step, no batch is fetched while it works. That is what makes the two times add up.
+# For a loop without such a wait, and a loader without workers, this is an upper bound: there the host loads while the GPU
+# computes, and what the loader costs is shown by the same steps on one batch. Workers go on during the step.
 #
 # **`starvation(loader, step, batches, warm_up)`**
 #
@@ -114,7 +114,7 @@ gpulab.check.starvation(starvation)
 # 25 minutes · difficulty ●●○
 #
 # How many cores a process may use is what `len(os.sched_getaffinity(0))` says on Linux, unless a container has a smaller
-# quota; here it is an argument. The check looks at the loaders of all ranks and at what they give. It starts no workers.
+# quota; here it is an argument. (The lecture's `workers_for` counts by the same rule.) The check looks at the loaders of all ranks and at what they give. It starts no workers.
 #
 # **`make_loader(dataset, batch_size, cores, ranks=1, rank=0, train=True)`**
 #

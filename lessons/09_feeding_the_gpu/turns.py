@@ -1,4 +1,5 @@
-"""Judges the turns of lesson 09: the workers of a rank, their parts of a stream, batches without a loader."""
+"""Judges the turns of lesson 09: what to change first, the workers of a rank, their parts of a stream, batches without
+a loader."""
 
 from __future__ import annotations
 
@@ -14,19 +15,74 @@ from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.turns import AsGiven, NotYet, turn
 from gpulab.exercise.wording import brief, is_whole
 
+# Of trainings A to D, in the order of the table: what is changed first, the three numbers, and for each other answer
+# why it is not.
+_TRAININGS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (
+        "step",
+        "51 ms together, 50 on one batch: the loader costs 1",
+        {
+            "loader": "data time is the wait for the step before, in .to(): the loader alone needs 20 ms",
+            "overlap": "one after the other would be 70 ms",
+        },
+    ),
+    (
+        "loader",
+        "92 ms together, 50 on one batch: the loader costs 42, and alone it takes 90",
+        {
+            "step": "a shorter step changes nothing: the loader takes 90 ms without any",
+            "overlap": "they overlap: one after the other would be 140 ms",
+        },
+    ),
+    (
+        "overlap",
+        "90 ms together are 40 + 50: a wait in each step, and no workers",
+        {
+            "loader": "it is faster than the step, and would cost nothing beside it",
+            "step": "the GPU does not compute all the time: together takes 40 ms more",
+        },
+    ),
+    (
+        "loader",
+        "301 ms together, 40 on one batch: the loader costs 261, and alone it takes 300",
+        {
+            "step": "a shorter step changes nothing: the loader takes 300 ms without any",
+            "overlap": "they overlap: one after the other would be 340 ms",
+        },
+    ),
+)
+_WORDS = ("step", "loader", "overlap")
+
+
+@turn("each training is judged by its three numbers, and not by the clock inside the loop")
+def change_first(answer: Any) -> None:
+    """A function that returns four of "step", "loader", "overlap", for trainings A to D."""
+    got = answer()
+    if not isinstance(got, list | tuple) or len(got) != len(_TRAININGS):
+        raise NotYet(brief(got), expected="a list of four words", likely="the return is missing, or one of the four")
+    if all(word is None for word in got):
+        raise AsGiven("all four are None")
+    for name, (right, numbers, wrong), word in zip("ABCD", _TRAININGS, got, strict=True):
+        if word == right:
+            continue
+        likely = wrong.get(word, f"the three words are {', '.join(_WORDS)}") if isinstance(word, str) else ""
+        likely = likely or f"the three words are {', '.join(_WORDS)}"
+        raise NotYet(f"{brief(word)} for {name}", expected=f"{right}: {numbers}", likely=likely)
+
+
 # (cores, quota, ranks): workers, and what a reader who has another number has likely overlooked.
 _MACHINES: tuple[tuple[int, float | None, int, int, str], ...] = (
-    (16, None, 4, 4, "16 cores for 4 ranks are 4 for each"),
-    (16, 6.0, 2, 3, "the quota is less than the cores, and all ranks share it"),
-    (8, 32.0, 2, 4, "the quota is more than the cores: the smaller of the two counts"),
-    (64, 2.5, 1, 2, "a worker needs a whole core: round down"),
-    (2, None, 8, 1, "at least 1 is asked for"),
-    (8, 0.5, 1, 1, "at least 1 is asked for, also with half a processor"),
-    (8, None, 0, 8, "without a GPU ranks is 0: the one process that there is has them all"),
+    (16, None, 4, 3, "16 cores for 4 ranks are 4 for each, and one of these is for the rank itself"),
+    (16, 6.0, 2, 2, "the quota is less than the cores, and all ranks share it"),
+    (8, 32.0, 2, 3, "the quota is more than the cores: the smaller of the two counts"),
+    (64, 2.5, 1, 1, "a worker needs a whole core: round down"),
+    (2, None, 8, 0, "there may be none, and not fewer"),
+    (8, 0.5, 1, 0, "there may be none, and not fewer"),
+    (8, None, 0, 7, "without a GPU ranks is 0: the one process that there is has them all"),
 )
 
 
-@turn("as many workers as each rank has cores to itself, by affinity and quota, with a GPU and without")
+@turn("as many workers as each rank has cores to itself beside its own, by affinity and quota, with a GPU and without")
 def workers_for(answer: Any) -> None:
     """A function (cores, quota, ranks) that gives the workers of one rank's loader."""
     if _as_given(answer):
@@ -35,7 +91,7 @@ def workers_for(answer: Any) -> None:
         try:
             got = answer(cores, quota, ranks)
         except ZeroDivisionError:
-            raise NotYet("a ZeroDivisionError for 0 ranks", expected="8 workers for 8 cores", likely=likely) from None
+            raise NotYet("a ZeroDivisionError for 0 ranks", expected="7 workers for 8 cores", likely=likely) from None
         if is_whole(got) and got == right:
             continue
         likely = "the return is missing" if got is None else likely

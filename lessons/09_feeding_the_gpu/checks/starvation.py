@@ -33,7 +33,7 @@ ANY, RAISED, GRAD = (
     "gradients in step",
 )
 CLAUSES = [
-    Clause(quote, facts, summary, rule, "A question worth asking")
+    Clause(quote, facts, summary, rule, "Three numbers, and no clock inside")
     for facts, quote, summary, rule in (
         ([KIND], "three floats", "what came back is not three floats", "(waiting, stepping, share)"),
         ([UNIT], "in seconds", "the times are in another unit", "time.perf_counter counts seconds"),
