@@ -10,6 +10,7 @@ import math
 import os
 import re
 import subprocess
+import time
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
@@ -403,6 +404,267 @@ def one_too_few(x, lengths):
 @wrong("any_device", "torch.int64", "dtype torch.bool")
 def in_numbers(x, lengths):
     return with_new_tensors(x, lengths).long()
+
+
+# --- lesson 03 -------------------------------------------------------------------------------------------------------
+
+
+@right("honest_clock")
+def by_two_events(work):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+@right("honest_clock")
+def by_the_stream(work):
+    stream = torch.cuda.current_stream()
+    stream.synchronize()
+    start = time.perf_counter()
+    work()
+    stream.synchronize()
+    return 1000 * (time.perf_counter() - start)
+
+
+@wrong("honest_clock", "older work was in the queue")
+def waits_at_the_end_only(work):
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1000
+
+
+@wrong("honest_clock", "wait before the second reading")
+def waits_at_the_start_only(work):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1000
+
+
+@wrong("honest_clock", "wait before the second reading")
+def waits_after_the_reading(work):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    took = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return took * 1000
+
+
+@wrong("honest_clock", "older work was in the queue")
+def starts_before_the_first_wait(work):
+    start = time.perf_counter()
+    torch.cuda.synchronize()
+    work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1000
+
+
+@wrong("honest_clock", "perf_counter counts seconds")
+def in_seconds(work):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+@wrong("honest_clock", "by time.time", "other clocks can be set back")
+def by_another_clock(work):
+    torch.cuda.synchronize()
+    start = time.time()
+    work()
+    torch.cuda.synchronize()
+    return (time.time() - start) * 1000
+
+
+@wrong("honest_clock", "None", "the last line was changed")
+def returns_no_time(work):
+    torch.cuda.synchronize()
+    work()
+    torch.cuda.synchronize()
+
+
+@right("everyday_form")
+def shuffled_and_through_a_device(dataset):
+    loader = torch.utils.data.DataLoader(dataset, batch_size=100, shuffle=True, pin_memory=True)
+    for batch in loader:
+        yield [part.to(torch.device("cuda", 0), non_blocking=True) for part in batch]
+
+
+@right("everyday_form")
+def by_cuda(dataset):
+    loader = torch.utils.data.DataLoader(dataset, 256, pin_memory=True)
+    return ((images.cuda(non_blocking=True), labels.cuda(non_blocking=True)) for images, labels in loader)
+
+
+@wrong("everyday_form", "the host waits: copy to GPU, pinned", "non_blocking=True is missing")
+def pinned_alone(dataset):
+    for images, labels in torch.utils.data.DataLoader(dataset, batch_size=256, pin_memory=True):
+        yield images.to("cuda"), labels.to("cuda")
+
+
+@wrong("everyday_form", "the host waits: copy to GPU, pinned", "in one `.to` or both")
+def one_of_two(dataset):
+    for images, labels in torch.utils.data.DataLoader(dataset, batch_size=256, pin_memory=True):
+        yield images.to("cuda", non_blocking=True), labels.to("cuda")
+
+
+@wrong("everyday_form", "from pageable memory", "pin_memory=True in the DataLoader is missing")
+def the_flag_alone(dataset):
+    for images, labels in torch.utils.data.DataLoader(dataset, batch_size=256):
+        yield images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)
+
+
+@wrong("everyday_form", "pinned in the loop", "locking pages in the line that copies")
+def pinned_in_the_line(dataset):
+    for batch in torch.utils.data.DataLoader(dataset, batch_size=256):
+        yield [part.pin_memory().to("cuda", non_blocking=True) for part in batch]
+
+
+@wrong("everyday_form", "images and labels on the GPU", "a `.to` is missing")
+def labels_stay(dataset):
+    for images, labels in torch.utils.data.DataLoader(dataset, batch_size=256, pin_memory=True):
+        yield images.to("cuda", non_blocking=True), labels
+
+
+@wrong("everyday_form", "512 samples arrived", "the loop changed")
+def drops_the_last_batch(dataset):
+    for batch in torch.utils.data.DataLoader(dataset, batch_size=256, pin_memory=True, drop_last=True):
+        yield [part.to("cuda", non_blocking=True) for part in batch]
+
+
+@wrong("everyday_form", "None", "the yield is missing")
+def yields_nothing(dataset):
+    torch.utils.data.DataLoader(dataset, batch_size=256, pin_memory=True)
+
+
+@right("no_wait_in_the_loop")
+def sums_on_the_gpu(step, batches):
+    total, worst = 0.0, torch.tensor(0.0, device="cuda")
+    for batch in batches:
+        loss = step(batch).detach()
+        total += loss
+        worst = torch.maximum(worst, loss)
+    return float(total) / len(batches), float(worst)
+
+
+@right("no_wait_in_the_loop")
+def a_list_of_copies(step, batches):
+    losses = []
+    for batch in batches:
+        losses.append(step(batch).detach().clone())
+    read = torch.stack(losses).tolist()
+    return [sum(read) / len(read), max(read)]
+
+
+@wrong("no_wait_in_the_loop", "waits 5 times", "read the values they compare")
+def max_still_compares(step, batches):
+    total, worst = 0.0, 0.0
+    for batch in batches:
+        loss = step(batch).detach()
+        total += loss
+        worst = max(worst, loss)
+    return float(total) / len(batches), float(worst)
+
+
+@wrong("no_wait_in_the_loop", "bytes on the GPU", "keep loss.detach()")
+def keeps_the_graphs(step, batches):
+    losses = torch.stack([step(batch) for batch in batches])
+    return losses.mean().item(), losses.max().item()
+
+
+@wrong("no_wait_in_the_loop", "for the mean", ".item() after the loop")
+def returns_tensors(step, batches):
+    losses = torch.stack([step(batch).detach() for batch in batches])
+    return losses.mean(), losses.max()
+
+
+@wrong("no_wait_in_the_loop", "for the mean", "a loss is left out, or added twice")
+def the_sum_for_the_mean(step, batches):
+    losses = torch.stack([step(batch).detach() for batch in batches])
+    return losses.sum().item(), losses.max().item()
+
+
+@wrong("no_wait_in_the_loop", "None", "the return is missing")
+def returns_no_losses(step, batches):
+    for batch in batches:
+        step(batch)
+
+
+@right("safe_in_two_streams")
+def by_an_event(batch, side):
+    with torch.cuda.stream(side):
+        coming = batch.to("cuda", non_blocking=True)
+        arrived = side.record_event()
+    coming.record_stream(torch.cuda.current_stream())
+    torch.cuda.current_stream().wait_event(arrived)
+    return coming
+
+
+@right("safe_in_two_streams")
+def into_memory_of_main(batch, side):
+    main = torch.cuda.current_stream()
+    coming = torch.empty_like(batch, device="cuda")
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        coming.copy_(batch, non_blocking=True)
+    main.wait_stream(side)
+    return coming
+
+
+@wrong("safe_in_two_streams", "may be overwritten", "coming.record_stream(main) is missing")
+def waits_without_recording(batch, side):
+    with torch.cuda.stream(side):
+        coming = batch.to("cuda", non_blocking=True)
+    torch.cuda.current_stream().wait_stream(side)
+    return coming
+
+
+@wrong("safe_in_two_streams", "before the batch has arrived", "main.wait_stream(side), after the copy")
+def records_without_waiting(batch, side):
+    with torch.cuda.stream(side):
+        coming = batch.to("cuda", non_blocking=True)
+    coming.record_stream(torch.cuda.current_stream())
+    return coming
+
+
+@wrong("safe_in_two_streams", "before the batch has arrived", "main.wait_stream(side), after the copy")
+def waits_too_early(batch, side):
+    main = torch.cuda.current_stream()
+    main.wait_stream(side)
+    with torch.cuda.stream(side):
+        coming = batch.to("cuda", non_blocking=True)
+    coming.record_stream(main)
+    return coming
+
+
+@wrong("safe_in_two_streams", "before the batch has arrived", "main.wait_stream(side), after the copy")
+def side_waits_for_main(batch, side):
+    main = torch.cuda.current_stream()
+    with torch.cuda.stream(side):
+        coming = batch.to("cuda", non_blocking=True)
+    side.wait_stream(main)
+    coming.record_stream(main)
+    return coming
+
+
+@wrong("safe_in_two_streams", "the host waits", "lets one stream wait for the other")
+def the_host_waits(batch, side):
+    with torch.cuda.stream(side):
+        coming = batch.to("cuda", non_blocking=True)
+    side.synchronize()
+    coming.record_stream(torch.cuda.current_stream())
+    return coming
+
+
+@wrong("safe_in_two_streams", "None", "the return was changed")
+def returns_no_batch(batch, side):
+    batch.to("cuda", non_blocking=True)
 
 
 # --- lesson 04 -------------------------------------------------------------------------------------------------------
@@ -2079,6 +2341,7 @@ def tell(capsys, monkeypatch, tmp_path):
 def run_cell(source):
     """The cell's code, in a process where the lecture's first cell has been run."""
     names = {"torch": torch, "nn": nn, "F": F, "gpulab": gpulab, "fully_shard": fully_shard, "checkpoint": checkpoint}
+    names["time"] = time
     exec(source, names)
     return names
 
@@ -2086,8 +2349,7 @@ def run_cell(source):
 def test_lectures_have_one_turn_to_four_and_every_turn_stands_in_one_lecture():
     lessons = [path.stem for path, _, _ in TURNS.values()]
     assert all(lessons.count(lesson) <= 4 for lesson in lessons)
-    without = {lesson.name for lesson in course.LESSONS} - set(lessons)
-    assert without == {"03_moving_data"}  # it has simulators at each point
+    assert set(lessons) == {lesson.name for lesson in course.LESSONS}
     assert set(TURNS) == set(dir(gpulab.turn))
     asked = [cell for notebook in NOTEBOOKS.values() for cell in notebook.cells if is_turn(cell)]
     assert len(asked) == len(TURNS)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gpulab
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, SKY
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, SKY
 from virtualgpu.pictures.svg import HEAD, Picture, bar, line, rect, shape, text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -175,11 +175,61 @@ BYTES_IN_FLIGHT = (
     "Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 673 kB, "
     "the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB."
 )
+STAGING = (
+    "A pageable copy goes piece by piece through the driver's staging buffer, and the host takes part. "
+    "From pinned memory the GPU fetches by itself."
+)
+TWO_STREAMS = (
+    "Two streams: while main computes with batch 1, side copies batch 2. "
+    "Arrows lead from the end of each copy to the start of its kernels."
+)
+
+
+def staging() -> Picture:
+    """Two ways to the GPU: from pageable memory through the staging buffer, from pinned memory directly."""
+    body = []
+    for y, name, words in ((18, "pageable", "pages may move"), (112, "pinned", "pages are locked")):
+        body += [*_box(18, y, 200, name, words, BLUE), *_box(642, y, 200, "GPU memory", "kernels read it", GREEN)]
+    body += [
+        *_box(336, 18, 188, "staging buffer", "locked, the driver's", BLUE),
+        *_arrow(218, 332, 44, "host copies", 5),
+        *_arrow(524, 638, 44, "GPU fetches", 5),
+        *_arrow(218, 638, 138, "GPU fetches by itself, at the full rate of the link", 8),
+    ]
+    return Picture(860, 176, "A pageable copy is two copies", STAGING, tuple(body), 1)
+
+
+def two_streams() -> Picture:
+    """Copies in a side stream beside kernels in main; an arrow where main waits for a copy."""
+    left, wide, gap, copies, kernels = 80, 170, 190, 10, 78
+    body = [text(18, copies + 24, "side"), text(18, kernels + 24, "main")]
+    for i in range(4):
+        x = left + gap * i
+        if i < 3:
+            body += [
+                bar(x, copies, wide, 36, fill=PURPLE, hatched=True),
+                text(x + wide / 2, copies + 24, f"copy {i + 1}", anchor="middle", fill=INK),
+                line(x + wide, copies + 36, x + gap - 2, kernels - 8, stroke=INK, width=3),
+                shape([(x + gap, kernels), (x + gap - 11, kernels - 8), (x + gap, kernels - 13)], fill=INK),
+            ]
+        if i > 0:
+            body += [
+                bar(x, kernels, wide, 36, fill=GREEN),
+                text(x + wide / 2, kernels + 24, f"kernels of batch {i}", anchor="middle", fill=INK),
+            ]
+    body.append(
+        text(left, 146, "arrow: main.wait_stream(side), so kernels start when their batch is there", fill=MUTED)
+    )
+    return Picture(860, 160, "Only the first copy has nothing to hide behind", TWO_STREAMS, tuple(body), 1)
+
+
 TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "host_and_gpu": host_and_gpu,
     "who_holds": who_holds,
     "gpu_memories": gpu_memories,
     "bytes_in_flight": bytes_in_flight,
+    "staging": staging,
+    "two_streams": two_streams,
 }
 
 
