@@ -16,7 +16,6 @@
 import torch
 import torchvision
 from torch import nn
-from torch.nn import functional as F
 
 import gpulab
 
@@ -47,8 +46,7 @@ class Classifier(nn.Module):
 moved_guess = gpulab.predict("How many of the model's six tensors does model.to(device) move?")
 
 # %% question-run
-images, labels = gpulab.data.digits("train")
-pixels = images.flatten(1)
+pixels = gpulab.data.digits("train")[0].flatten(1)
 model = Classifier(pixels.mean(0), pixels.std(0)).to(device)
 print("the first parameter is on", next(model.parameters()).device)
 names = ["mean", "std", "first.weight", "first.bias", "rest[0].weight", "rest[0].bias"]
@@ -87,15 +85,13 @@ print("this script would use:", chosen)
 # | Intel | `xpu` | `torch.xpu` | |
 # | Apple | `mps` | `torch.mps` | one device; no float64; `PYTORCH_ENABLE_MPS_FALLBACK=1` computes on the CPU what it cannot |
 #
-# `torch.accelerator` has what all of them share: `device_count`, `synchronize`, `current_stream`. What only one of them
-# has stays in its own module. Guard such calls with `if device.type == "cuda"`.
+# `torch.accelerator` has what all of them share, such as `device_count` and `synchronize`. What only one of them has stays
+# in its own module. Guard such calls with `if device.type == "cuda"`.
 #
-# Ask a GPU what it is before you tune anything. Its memory is given in bytes.
+# Ask a GPU what it is before you tune anything:
 
 # %% properties
-found = torch.cuda.get_device_properties(device)
-print(f"{found.name}, compute capability {found.major}.{found.minor} ({gpu.numbers})")
-print(f"{found.multi_processor_count} multiprocessors, {found.total_memory:,} bytes")
+print(torch.cuda.get_device_properties(device))
 
 # %% none-text [markdown]
 # ### The same questions where there is no GPU
@@ -105,11 +101,11 @@ print(f"{found.multi_processor_count} multiprocessors, {found.total_memory:,} by
 # test for each script of yours.)
 
 # %% none-run tags=["host-dependent"]
-calls = ["is_available()", "memory_allocated()", "current_device()", "get_device_name(0)"]
-calls = [f"torch.cuda.{call}" for call in [*calls, "synchronize()", "memory_summary()"]]
-calls += ["torch.accelerator.current_accelerator()", "torch.accelerator.synchronize()"]
+calls = ["is_available()", "memory_allocated()", "get_device_name(0)", "synchronize()"]
+calls = [f"torch.cuda.{call}" for call in [*calls, "memory_summary()"]]
+calls += ["torch.zeros(3).cuda()", "torch.accelerator.current_accelerator()"]
 with gpulab.without_gpu():
-    for call in [*calls, "torch.zeros(3).cuda()"]:
+    for call in calls:
         try:
             print(f"{call:<40} {eval(call)}")
         except Exception as error:
@@ -135,23 +131,21 @@ with gpulab.without_gpu():
 # %% make
 a = torch.zeros(3, 4, device=device)  # made there
 b = torch.zeros(3, 4).to(device)  # made here, then copied
-c = torch.zeros(3, 4).cuda()  # the same, but fails without CUDA
-d = torch.zeros_like(a)  # made where a is
+c = torch.zeros_like(a)  # made where a is
 with torch.device(device):  # for code that takes no device argument
     layer = nn.Linear(4, 2)
-print([str(t.device) for t in (a, b, c, d, layer.weight)])
+print([str(t.device) for t in (a, b, c, layer.weight)])
 
 # %% make-run
-size = 2**22  # 16 MiB of float32
-host = torch.zeros(size)
-copied = gpulab.timing.measure(lambda: host.to(device), repeat=5).median_ms
-made = gpulab.timing.measure(lambda: torch.zeros(size, device=device), repeat=5).median_ms
+host = torch.zeros(2**22)  # 16 MiB
+copied = gpulab.timing.measure(lambda: host.to(device)).median_ms
+made = gpulab.timing.measure(lambda: torch.zeros(2**22, device=device)).median_ms
 print(f"16 MiB: copied in {copied:.3f} ms, made there in {made:.3f} ms ({gpu.numbers})")
 
 # %% make-after [markdown]
 # The bus limits a large copy. Zeros that are made on the GPU are written at the speed of its own memory, which is many
-# times higher. A tensor made on the host also needs host memory: for a model of 28 GB, 28 GB. So large models are built
-# on the device, or on `meta` (shapes without memory) and filled later (lesson 13).
+# times higher. And what is made on the host needs host memory, too. So large models are built on the device, or on
+# `meta` (shapes without memory) and filled later (lesson 13).
 #
 # Random numbers are an exception. A real GPU has its own generator, and the same seed gives other numbers than on the
 # CPU. (The virtual GPU gives the CPU's.) If runs on different machines must start alike, draw on the CPU and move.
@@ -182,15 +176,13 @@ copies_guess.compare(copies, because=why)
 # if a function then changes its batch in place, it may change the caller's data: on the CPU, where `.to("cpu")` copies
 # nothing, and not on the GPU. The tests pass on one machine and fail on the other.
 #
-# `torch.from_numpy` shares its array's memory in the same way, until a `.to` that really copies. What a copy sends is
-# what you see: of a view, only its own elements.
+# `torch.from_numpy` shares its array's memory in the same way, until a `.to` that really copies.
 #
 # **Your turn** · 2 minutes. Change the marked line, so that `brighten` never touches the caller's tensor, wherever that
 # is.
 
 # %% tensor-turn tags=["your-turn"]
-def brighten(batch, device):
-    """The batch plus one, on the device."""
+def brighten(batch, device):  # the batch plus one, on the device
     batch = batch.to(device)
     # TODO: change this line
     ### BEGIN SOLUTION
@@ -212,21 +204,16 @@ gpulab.turn.brighten(brighten)
 # %% model-run
 resnet = torchvision.models.resnet18()
 resnet(torch.randn(2, 3, 32, 32)).sum().backward()
-parameters, buffers = list(resnet.parameters()), list(resnet.buffers())
+weight, mean = resnet.conv1.weight, resnet.bn1.running_mean
 resnet.to(device)
-same = sum(new is old for new, old in zip(resnet.parameters(), parameters))
-print(f"the same objects: {same} of {len(parameters)} parameters,", end=" ")
-same = sum(new is old for new, old in zip(resnet.buffers(), buffers))
-print(f"{same} of {len(buffers)} buffers")
-print("a parameter:", parameters[0].device, "its gradient:", parameters[0].grad.device)
-print("a buffer under its old name:", buffers[0].device)
+print("the same parameter:", resnet.conv1.weight is weight, "· its gradient:", weight.grad.device)
+print("the same buffer:", resnet.bn1.running_mean is mean, "· under its old name:", mean.device)
 
 # %% model-explain [markdown]
 # Each `Parameter` stays the same object and gets other memory, and its gradient goes along. For a buffer, the module
-# gets a **new** tensor, and a name that you gave to the buffer before still means the old one. Tied weights stay tied;
-# a buffer that two modules share becomes two.
+# gets a **new** tensor.
 #
-# What is not registered stays behind. There are three ways in: an `nn.Parameter`, a buffer, a submodule.
+# What is not registered stays behind. There are three ways to register: an `nn.Parameter`, a buffer, a submodule.
 #
 # ![Registered: std, a buffer, and first, a submodule. Not registered: mean, a plain attribute, and rest, a Python list.](../docs/pictures/registered.svg)
 #
@@ -278,8 +265,7 @@ gpulab.turn.registered(Embed)
 trained_guess = gpulab.predict("Made before the move: how many of 62 parameters does it still train?")
 
 # %% optimizer-trained
-def trained(model, optimizer):
-    """How many parameters one training step changes."""
+def trained(model, optimizer):  # how many parameters one training step changes
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.zero_grad()
     model(torch.randn(4, 3, 32, 32, device=device)).logsumexp(1).mean().backward()
@@ -298,25 +284,22 @@ trained_guess.compare(trained(resnet, optimizer), because=why)
 # model ──────┐                             before: CPU memory
 #             ├──> one Parameter object ──>
 # optimizer ──┘                             after:  GPU memory
-#     └──> its state, once it has stepped ─────────────> stays in CPU memory
+#     └──> its state, once it has stepped ──────────> stays where it is
 # ```
 #
 # An optimizer is not a module: nothing moves its **state**. Adam makes its two moments in its first step, where the
-# parameters are at that moment. After that, a move separates them:
+# parameters are at that moment. The optimizer above has stepped. Now move the model again:
 
 # %% optimizer-state
 resnet.cpu()
-try:
-    resnet(torch.randn(4, 3, 32, 32)).mean().backward()
-    optimizer.step()
-except RuntimeError as error:
-    print("RuntimeError:", str(error)[:110])
-optimizer.load_state_dict(optimizer.state_dict())  # puts the state where the parameters are
-print("now its moments are on", optimizer.state[resnet.fc.weight]["exp_avg"].device)
+weight = resnet.conv1.weight
+print("parameter:", weight.device, "· its moment:", optimizer.state[weight]["exp_avg"].device)
+optimizer.load_state_dict(optimizer.state_dict())
+print("after load_state_dict, its moment:", optimizer.state[weight]["exp_avg"].device)
 
 # %% optimizer-orphan-text [markdown]
-# This error is loud. A silent one comes from operations that do put other parameters into the model, such as
-# `load_state_dict` with `assign=True`:
+# Between the two lines, `optimizer.step()` would have failed: two devices were found. That error is loud. A silent one
+# comes from operations that put other parameters into the model, such as `load_state_dict` with `assign=True`:
 
 # %% optimizer-orphan
 state = {name: tensor.to(device) for name, tensor in resnet.state_dict().items()}
@@ -400,8 +383,6 @@ refused_guess.compare(refused, because="Numbers, indices in brackets and copy_ m
 # 1. Add `bias to GPU` before the sum. How much of the time of its 2.05 KB on the bus is latency?
 # 2. Let the copy get *the same name*. What happens to the first `weights` in host memory?
 # 3. Let it get *its place in a module*. Why does one command now move both?
-#
-# (A web page gives these three tensors 22.37 MB in all. It added 2.05 KB as if they were MB.)
 
 # %% simulator
 gpulab.sim.transfers(script="weights to GPU; weights + bias")
@@ -434,9 +415,7 @@ for code in ["w.numpy()", "w.cpu().numpy()", "w.detach().cpu().numpy()", "half.n
 # `cuda:1` is the second GPU. And `cuda`? This section uses two virtual T4s, also where you have a real GPU.
 
 # %% several-predict
-move_guess = gpulab.predict(
-    'x has 4 MiB and is on cuda:1. How many MiB does x.to("cuda") copy?', unit="MiB"
-)
+move_guess = gpulab.predict('x, of 4 MiB, is on cuda:1. How many MiB does x.to("cuda") copy?')
 
 # %% several-run
 with gpulab.VirtualGPU("T4", count=2):
@@ -444,7 +423,6 @@ with gpulab.VirtualGPU("T4", count=2):
     y = x.to("cuda")
     print("x is on", x.device, "and y on", y.device)
     copied = torch.cuda.memory_allocated(0) / 2**20
-    print("zeros_like(x) is on", torch.zeros_like(x).device)
     for other in ("cuda:0", "cuda"):
         print(f"y.device == torch.device({other!r}):", y.device == torch.device(other))
 why = "cuda is the current GPU: number 0, until somebody changes it."
@@ -458,16 +436,14 @@ move_guess.compare(copied, "virtual", because=why)
 # the kind, compare `x.device.type == "cuda"`; to ask for the place, compare with a device that has a number.
 #
 # Numbers belong to the *process*: `CUDA_VISIBLE_DEVICES=2,3` makes the machine's third GPU `cuda:0`. Set it before Python
-# starts. By default CUDA numbers the fastest GPU first, `nvidia-smi` goes by the bus; `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes
-# them agree.
+# starts.
 
 # %% several-turn-text [markdown]
 # **Your turn** · 2 minutes. `padding` says which positions of a batch are behind the end of their sequence. It was
 # written on a laptop. Change it, so that its mask is on the device of `x`, whatever that is. Name no device.
 
 # %% several-turn tags=["your-turn"]
-def padding(x, lengths):
-    """True where a position of x, (batch, tokens), is behind its sequence's end."""
+def padding(x, lengths):  # x is (batch, tokens), lengths a list
     # TODO: change these two lines
     ### BEGIN SOLUTION
     positions = torch.arange(x.shape[1], device=x.device)
@@ -484,14 +460,12 @@ gpulab.turn.any_device(padding)
 # %% see-text [markdown]
 # ## Seeing where things are
 #
-# Look at single tensors, then at the whole model. `placement` counts parameters and buffers by device, and
-# `verify_model_device` raises if one is elsewhere. Here is the classifier of the opening:
+# Look at single tensors, then at the whole model. `verify_model_device` counts
+# parameters and buffers, and raises if one is elsewhere. Here is the classifier of the opening:
 
 # %% see-run
 gpulab.devices.print_tensor_info(model.mean, "mean")
-print(gpulab.devices.placement(model))
-verified = gpulab.devices.verify_model_device(model, device)
-print("all that is registered is on", verified.devices)
+print(gpulab.devices.verify_model_device(model, device))
 
 # %% see-stray-text [markdown]
 # It passes, although `mean` is on the CPU. These functions see what is registered, as `.to` does. Plain tensors stand
@@ -517,7 +491,7 @@ for name, module in model.named_modules():
 # %% late-cpu
 from_one = torch.arange(3, 11)  # digits counted from 1: the last is 10, ten classes are 0 to 9
 try:
-    F.cross_entropy(torch.randn(8, 10), from_one)
+    nn.functional.cross_entropy(torch.randn(8, 10), from_one)
 except IndexError as error:
     print("IndexError:", error)
 
@@ -526,7 +500,11 @@ except IndexError as error:
 # a script of its own:
 
 # %% late-write
-script = """import torch
+import pathlib
+import tempfile
+
+script = pathlib.Path(tempfile.mkdtemp(), "late.py")
+written = script.write_text("""import torch
 from torch.nn import functional as F
 
 logits = torch.randn(8, 10, device="cuda", requires_grad=True)
@@ -536,27 +514,22 @@ try:
     print("a loss of shape", tuple(loss.shape))
     history = {"loss": loss}
     loss.backward()
-    print(history["loss"].item())
 except torch.AcceleratorError as error:
     print(error, "blamed: line", error.__traceback__.tb_lineno)
-"""
+""")
 
 # %% late-tools
 import os
-import pathlib
 import subprocess
 import sys
-import tempfile
 
 
-def run(script, **environment):
-    """Print what the script says on this notebook's GPU; return the number at its end."""
-    file = pathlib.Path(tempfile.mkdtemp()) / "late.py"
-    file.write_text(script)
+def run(script, **environment):  # on this notebook's GPU; returns the number at its end
     launcher = ["-m", "gpulab", "run", "--gpu", gpu.virtual_of] if gpu.virtual_of else []
-    command = [sys.executable, *launcher, str(file)]
+    command = [sys.executable, *launcher, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
-    print("stderr:", done.stderr.splitlines()[0], "\nstdout:", done.stdout)
+    print("stderr:", done.stderr.partition("\n")[0])
+    print("stdout:", done.stdout)
     return int(done.stdout.split()[-1])
 
 # %% late-predict
@@ -610,13 +583,11 @@ blamed = run(script, CUDA_LAUNCH_BLOCKING="1")
 # | “Tensors of different devices cannot be combined.” | Python numbers, 0-dimensional CPU tensors, CPU indices in brackets and `copy_` can cross. |
 # | “Move the loss function to the GPU, so that it computes there.” | It computes where its inputs are. Move it only if it holds tensors, such as class weights. |
 # | “`assert str(p.device) == device` checks a model.” | It refuses `cuda:0` for `cuda`, forgets buffers, and vanishes under `python -O`. |
-# | “The traceback shows the line of the error.” | On a GPU not for errors in values. |
-# | “`torch.cuda.is_available()` finds the GPU.” | NVIDIA's and AMD's. `torch.accelerator` finds Intel's and Apple's too. |
 
 # %% web-criterion
-criterion = nn.CrossEntropyLoss()  # was not moved, and has nothing to move
-loss = criterion(torch.randn(4, 10, device=device), labels[:4].to(device))
-print("tensors inside:", len(criterion.state_dict()), "· computed on", loss.device)
+criterion = nn.CrossEntropyLoss()  # not moved
+loss = criterion(torch.randn(4, 10, device=device), torch.arange(4, device=device))
+print("computed on", loss.device)
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
