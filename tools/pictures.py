@@ -194,11 +194,7 @@ def late_error() -> Picture:
     """When an error in values is noticed: with launches that nobody waits for, and with CUDA_LAUNCH_BLOCKING=1."""
     body = []
     for y, words, host in (
-        (
-            8,
-            "Default",
-            ((150, 130, "cross_entropy"), (284, 70, "print"), (358, 80, "history"), (442, 180, "backward ✘")),
-        ),
+        (8, "Default", ((150, 140, "cross_entropy"), (294, 144, "print(shape)"), (442, 180, "backward ✘"))),
         (122, "CUDA_LAUNCH_BLOCKING=1", ((150, 472, "cross_entropy waits ✘"),)),
     ):
         body += [

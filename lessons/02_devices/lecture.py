@@ -63,7 +63,7 @@ except RuntimeError as error:
     print("RuntimeError:", error)
 
 # %% question-answer [markdown]
-# The usual test, `next(model.parameters()).device`, names the GPU. Nothing warned you, and the first forward pass fails.
+# The usual test, `next(model.parameters()).device`, names the GPU. Nothing warned you, and the forward pass fails.
 #
 # **A model has no device.** It has tensors, and each of them has one. This lesson follows the tensors: how they get to a
 # device, what goes along, and what may meet there.
@@ -98,7 +98,7 @@ print(torch.cuda.get_device_properties(device))
 #
 # Many tutorials print the name of the GPU in their first cell. What does such a cell do on a laptop? The block below
 # hides the virtual GPU. (A real one stays visible. To hide that, start Python with `CUDA_VISIBLE_DEVICES=""`: a good
-# test for each script of yours.)
+# test of your scripts.)
 
 # %% none-run tags=["host-dependent"]
 calls = ["is_available()", "memory_allocated()", "get_device_name(0)", "synchronize()"]
@@ -147,7 +147,7 @@ print(f"16 MiB: copied in {copied:.3f} ms, made there in {made:.3f} ms ({gpu.num
 # times higher. And what is made on the host needs host memory, too. So large models are built on the device, or on
 # `meta` (shapes without memory) and filled later (lesson 13).
 #
-# Random numbers are an exception. A real GPU has its own generator, and the same seed gives other numbers than on the
+# Be careful with random numbers. A real GPU has its own generator, and the same seed gives other numbers than on the
 # CPU. (The virtual GPU gives the CPU's.) If runs on different machines must start alike, draw on the CPU and move.
 
 # %% tensor-text [markdown]
@@ -172,9 +172,10 @@ why = "A change of device, dtype or memory format makes a copy, and so does copy
 copies_guess.compare(copies, because=why)
 
 # %% tensor-explain [markdown]
-# If nothing changes, `.to` returns `x` itself. So you can write `.to(device)` everywhere: the second call is free. But
-# if a function then changes its batch in place, it may change the caller's data: on the CPU, where `.to("cpu")` copies
-# nothing, and not on the GPU. The tests pass on one machine and fail on the other.
+# If nothing changes, `.to` returns `x` itself. So you can write `.to(device)` everywhere: the second call is free.
+#
+# There is a trap. A function that changes its batch in place changes the caller's data on the CPU, where `.to("cpu")`
+# copies nothing. On the GPU it changes its own copy. The tests pass on one machine and fail on the other.
 #
 # `torch.from_numpy` shares its array's memory in the same way, until a `.to` that really copies.
 #
@@ -262,7 +263,7 @@ gpulab.turn.registered(Embed)
 # an optimizer do?
 
 # %% optimizer-predict
-trained_guess = gpulab.predict("Made before the move: how many of 62 parameters does it still train?")
+trained_guess = gpulab.predict("Made too early: how many of ResNet-18's 62 parameters does it train?")
 
 # %% optimizer-trained
 def trained(model, optimizer):  # how many parameters one training step changes
@@ -298,7 +299,7 @@ optimizer.load_state_dict(optimizer.state_dict())
 print("after load_state_dict, its moment:", optimizer.state[weight]["exp_avg"].device)
 
 # %% optimizer-orphan-text [markdown]
-# Between the two lines, `optimizer.step()` would have failed: two devices were found. That error is loud. A silent one
+# Before `load_state_dict`, `optimizer.step()` would have failed, since two devices meet. That error is loud. A silent one
 # comes from operations that put other parameters into the model, such as `load_state_dict` with `assign=True`:
 
 # %% optimizer-orphan
@@ -311,8 +312,7 @@ print("trained:", trained(resnet, optimizer), "of 62 parameters, and no error")
 # sign is a loss that does not fall. A model that was built on `meta` and filled later is another such case.
 #
 # So keep the rule, **model first, optimizer second**, for another reason: state stays behind, and some operations
-# replace parameters. When you resume, `optimizer.load_state_dict` comes last. It casts the state to the devices of the
-# parameters.
+# replace parameters. When you resume, `optimizer.load_state_dict` comes last. It moves the state to the parameters.
 #
 # **Your turn** · 3 minutes. Put the five lines in an order that works. The checkpoint is on the CPU, and `device` is a
 # GPU.
@@ -344,7 +344,7 @@ gpulab.turn.resume_in_order(resume)
 # A kernel runs on one device and reads that device's memory. PyTorch moves nothing unasked, since a hidden copy in a loop
 # would cost more than an error. The rule: **all tensors of an operation are on the same device.** It has exceptions.
 #
-# In the ten expressions below, `g`, `n` and `j` are on the GPU, `c`, `s` and `i` on the CPU; `n` and `s` are
+# In these ten expressions, `g`, `n` and `j` are on the GPU, `c`, `s` and `i` on the CPU; `n` and `s` are
 # 0-dimensional, `i` and `j` are indices: `g + c`, `g + 2`, `g + s`, `c + n`, `g[i]`, `c[j]`, `g.index_select(0, i)`,
 # `g[c > 0]`, `g.copy_(c)`, `torch.cat([g, c])`.
 
@@ -371,9 +371,9 @@ refused_guess.compare(refused, because="Numbers, indices in brackets and copy_ m
 # - **Indices in brackets** may be on the CPU. PyTorch copies them over each time, and waits for the copy.
 # - **`copy_`** is made for crossing.
 #
-# Other messages name an argument. In a `Linear`, `mat1` is your input and `mat2` the weight. A convolution says “Input
-# type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same”: it speaks of types and means
-# devices. In both you forgot to move the input.
+# Other messages name an argument. A `Linear` says “but got mat1 is on cpu, different from other tensors”: `mat1` is your
+# input, `mat2` the weight. A convolution says “Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor)
+# should be the same”, and means devices. In both cases the input was not moved.
 
 # %% simulator-text [markdown]
 # ### See it move
@@ -390,8 +390,8 @@ gpulab.sim.transfers(script="weights to GPU; weights + bias")
 # %% numpy-text [markdown]
 # ## To NumPy and back
 #
-# NumPy sees host memory only, and knows nothing of gradients. PyTorch takes neither step for you. So you leave the graph,
-# cross the bus, and look at the memory: `.detach().cpu().numpy()`.
+# NumPy sees host memory only, and knows nothing of gradients. PyTorch neither leaves the graph nor crosses the bus
+# unasked. You do both: `.detach().cpu().numpy()`.
 
 # %% numpy-run
 w = torch.ones(3, device=device, requires_grad=True)
@@ -435,8 +435,13 @@ move_guess.compare(copied, "virtual", because=why)
 # A tensor's device has a number. The device that you write may have none, and then **the two are not equal**. To ask for
 # the kind, compare `x.device.type == "cuda"`; to ask for the place, compare with a device that has a number.
 #
-# Numbers belong to the *process*: `CUDA_VISIBLE_DEVICES=2,3` makes the machine's third GPU `cuda:0`. Set it before Python
-# starts.
+# Numbers belong to the *process*. After `CUDA_VISIBLE_DEVICES=2,3`, set before Python starts:
+#
+# ```
+# in the process          in the machine
+#     cuda:0   ──────────────>   GPU 2
+#     cuda:1   ──────────────>   GPU 3
+# ```
 
 # %% several-turn-text [markdown]
 # **Your turn** · 2 minutes. `padding` says which positions of a batch are behind the end of their sequence. It was
@@ -484,8 +489,8 @@ for name, module in model.named_modules():
 # %% late-text [markdown]
 # ## The error that comes late
 #
-# So far, each error came at the line that caused it. PyTorch checks shapes, dtypes and devices on the host, before it
-# launches a kernel. It cannot check **values** there, since they are on the GPU. A label for a class that does not exist
+# So far, each error came at the line that caused it. PyTorch checks shapes, dtypes and devices on the host, before a
+# launch. It cannot check **values** there, since they are on the GPU. A label for a class that does not exist
 # is such a value. On the CPU:
 
 # %% late-cpu
@@ -512,8 +517,8 @@ labels = torch.arange(3, 11, device="cuda")
 try:
     loss = F.cross_entropy(logits, labels)
     print("a loss of shape", tuple(loss.shape))
-    history = {"loss": loss}
     loss.backward()
+    print(loss.item())
 except torch.AcceleratorError as error:
     print(error, "blamed: line", error.__traceback__.tb_lineno)
 """)
@@ -536,16 +541,15 @@ def run(script, **environment):  # on this notebook's GPU; returns the number at
 line_guess = gpulab.predict("The fault is in line 7 of the script. Which line is blamed?")
 
 # %% late-run
-blamed = run(script, CUDA_LAUNCH_BLOCKING="0")
 why = "Nobody waits for the kernel, and a shape needs no values. The next launch meets the error."
-line_guess.compare(blamed, gpu.numbers, because=why)
+line_guess.compare(run(script, CUDA_LAUNCH_BLOCKING="0"), gpu.numbers, because=why)
 
 # %% late-explain [markdown]
 # On a real GPU it may be later still, at a `.item()` or in the optimizer. The message says so itself: “the stacktrace
 # below might be incorrect”.
 #
 # **And the GPU is lost to this process.** Not even a new tensor works. NVIDIA's documentation is plain: terminate the
-# process and start it again. In a notebook, restart the kernel. You cannot catch the error and go on to the next batch.
+# process and start it again (in Jupyter: *Restart Kernel*). You cannot catch the error and go on to the next batch.
 #
 # To find the line, make every launch wait for its kernel. `CUDA_LAUNCH_BLOCKING=1` is read when CUDA starts, so set it
 # in the environment, before Python starts:
@@ -637,5 +641,4 @@ gpulab.quiz(2)
 # ## References
 #
 # - PyTorch documentation: `torch.accelerator`; `torch.Tensor.to`; `torch.nn.Module.to` and `cuda`; *CUDA semantics*.
-#   PyTorch issue 7844, on the reason for the order of model and optimizer.
 # - NVIDIA, *CUDA Runtime API*, `cudaErrorAssert`; *CUDA C++ Programming Guide*, “CUDA Environment Variables”.
