@@ -167,6 +167,60 @@ def bytes_in_flight() -> Picture:
     return Picture(860, 190, "A wide memory that answers late must be kept full", BYTES_IN_FLIGHT, tuple(body), 1)
 
 
+def registered() -> Picture:
+    """What `.to` finds in lesson 02's classifier: a tree of what is registered, and what only Python knows."""
+    rows = (
+        ("mean", "plain attribute", "", False),
+        ("std", "buffer", "", True),
+        ("first", "submodule", "weight, bias", True),
+        ("rest", "Python list", "weight, bias", False),
+    )
+    body = [*_box(18, 100, 150, "Classifier", "nn.Module", GREEN), line(190, 34, 190, 220, stroke=INK, width=3)]
+    body.append(line(168, 126, 190, 126, stroke=INK, width=3))
+    for i, (name, kind, inside, moves) in enumerate(rows):
+        y, color = 8 + 62 * i, GREEN if moves else BLUE
+        body += [line(190, y + 26, 220, y + 26, stroke=INK, width=3), *_box(220, y, 170, name, kind, color)]
+        if inside:
+            body += [
+                line(390, y + 26, 420, y + 26, stroke=INK, width=3, dash="" if moves else "6 5"),
+                *_box(420, y, 150, "Linear", inside, color),
+            ]
+        words = "registered: .to moves it" if moves else "not registered: stays on the CPU"
+        body.append(text(600, y + 31, words, weight="bold" if moves else ""))
+    return Picture(860, 256, "A module's .to walks along what is registered", REGISTERED, tuple(body), 1)
+
+
+def late_error() -> Picture:
+    """When an error in values is noticed: with launches that nobody waits for, and with CUDA_LAUNCH_BLOCKING=1."""
+    body = []
+    for y, words, host in (
+        (8, "Default", ((150, 140, "cross_entropy"), (294, 144, "print(shape)"), (442, 180, "backward ✘"))),
+        (122, "CUDA_LAUNCH_BLOCKING=1", ((150, 472, "cross_entropy waits ✘"),)),
+    ):
+        body += [
+            text(18, y + 16, words, weight="bold"),
+            text(30, y + 50, "host"),
+            text(30, y + 88, "GPU"),
+            rect(260, y + 66, 300, 32, fill=PAPER, stroke=GREEN, radius=4),
+            text(275, y + 87, "its kernel runs, and fails ✘"),
+        ]
+        for x, width, name in host:
+            body += [
+                rect(x, y + 28, width, 32, fill=PAPER, stroke=ORANGE if "✘" in name else BLUE, radius=4),
+                text(x + width / 2, y + 49, name, anchor="middle", weight="bold" if "✘" in name else ""),
+            ]
+        body.append(text(640, y + 49, "backward is blamed" if y < 100 else "cross_entropy is blamed"))
+    return Picture(860, 232, "The line that notices is not the line at fault", LATE_ERROR, tuple(body), 1)
+
+
+REGISTERED = (
+    "Registered: std, a buffer, and first, a submodule. "
+    "Not registered: mean, a plain attribute, and rest, a Python list."
+)
+LATE_ERROR = (
+    "By default the host goes on while the kernel fails, and backward is blamed. "
+    "With CUDA_LAUNCH_BLOCKING=1 cross_entropy waits for its kernel, and is blamed."
+)
 GPU_MEMORIES = (
     "Data paths of an A100 to scale: "
     "registers to lanes 117 TB/s, L1 and shared memory 19.5, L2 7.2, HBM 2.0, PCIe 0.03."
@@ -230,6 +284,8 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "bytes_in_flight": bytes_in_flight,
     "staging": staging,
     "two_streams": two_streams,
+    "registered": registered,
+    "late_error": late_error,
 }
 
 

@@ -1,4 +1,4 @@
-"""Judges the turns of lesson 02: what moves with a module, and code that names no device."""
+"""Judges the turns of lesson 02: copies, what moves with a module, the order of resuming, no device named."""
 
 from __future__ import annotations
 
@@ -12,6 +12,41 @@ from gpulab.exercise.turns import AsGiven, NotYet, turn
 from gpulab.exercise.wording import brief
 
 THERE = torch.device("cuda", 1)  # not the current GPU, so that "cuda" is another place
+
+
+@turn("the batch plus one is on the device, and the caller's tensor as it was, wherever it is")
+def brighten(answer: Any) -> None:
+    """A function (batch, device) that returns batch + 1 on the device and changes nothing of the caller's."""
+    with virtual_gpu(count=2):
+        for source, place in ((THERE, THERE), (torch.device("cpu"), torch.device("cpu")), (torch.device("cpu"), THERE)):
+            batch = torch.rand(2, 5, device=source)
+            before = batch.clone()
+            got = answer(batch, place)
+            _caller_unchanged(batch, before, got)
+            if not isinstance(got, torch.Tensor):
+                raise NotYet(f"{brief(got)} came back", expected="the batch", likely="the return is missing")
+            if got.device != place:
+                raise NotYet(f"the batch is on {got.device}", expected=f"on {place}", likely="a line with .to is gone")
+            if got.shape != before.shape or not torch.allclose(got.cpu(), before.cpu() + 1):
+                raise NotYet(
+                    f"other values than the batch plus one ({brief(got)})",
+                    expected="batch + 1",
+                    likely="the sum is thrown away"
+                    if got.shape == before.shape and torch.equal(got.cpu(), before.cpu())
+                    else "something else was added",
+                )
+
+
+def _caller_unchanged(batch: torch.Tensor, before: torch.Tensor, got: object) -> None:
+    if torch.equal(batch, before):
+        return
+    if got is batch:
+        raise AsGiven(f"the caller's tensor on {batch.device} is changed if it is there already")
+    raise NotYet(
+        f"the caller's tensor on {batch.device} is changed",
+        expected="as it was",
+        likely="a view and .detach() have the caller's memory; a sum or .clone() has its own",
+    )
 
 
 @turn("the table and both layers go along, the optimizer gets the layers alone, and the checkpoint has no table")
@@ -113,3 +148,74 @@ def _rows(mask: torch.Tensor) -> str:
     if mask.dtype != torch.bool or mask.dim() != 2:
         return f"the shape {tuple(mask.shape)} and {mask.dtype}"
     return f"{mask.sum(1).tolist()} times True in its rows"
+
+
+@turn("model, optimizer and its state are on the GPU, with the checkpoint's values, and a step changes the model")
+def resume_in_order(answer: Any) -> None:
+    """A function (build, checkpoint, device) that returns the model and its Adam, both resumed on the device."""
+    checkpoint = _checkpoint()
+    with virtual_gpu(count=2):
+        got = answer(_network, checkpoint, THERE)
+        if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], nn.Module)):
+            raise NotYet(f"{brief(got)} came back", expected="(model, optimizer)", likely="the last line was changed")
+        model, optimizer = got
+        parameters = dict(model.named_parameters())
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        states = [state.get("exp_avg") for state in optimizer.state.values()]
+        _resumed_model(parameters, checkpoint, held, states)
+        if len(states) != len(parameters):
+            raise NotYet(
+                f"the optimizer has state for {len(states)} of {len(parameters)} parameters",
+                expected="for all",
+                likely="optimizer.load_state_dict is missing, or another optimizer was made after it",
+            )
+        for name, p in parameters.items():
+            moment = optimizer.state[p]["exp_avg"]
+            if moment.device != p.device:
+                raise NotYet(
+                    f"the moment of {name} is on {moment.device}, the parameter on {p.device}",
+                    expected=f"both on {THERE}",
+                    likely="the state goes where the parameters are when it is loaded: move the model before that",
+                )
+        model(torch.randn(4, 6, device=THERE)).sum().backward()
+        optimizer.step()
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+
+
+def _checkpoint() -> dict[str, Any]:
+    """The checkpoint of a network and its Adam after one step, on the CPU."""
+    model = _network()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 6)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def _resumed_model(
+    parameters: dict[str, nn.Parameter], checkpoint: dict[str, Any], held: set[int], states: list[Any]
+) -> None:
+    """The model is on the GPU with the checkpoint's values, and its parameters are those that the optimizer holds."""
+    elsewhere = [f"{name} on {p.device}" for name, p in parameters.items() if p.device != THERE]
+    if elsewhere:
+        raise NotYet(
+            elsewhere[0],
+            expected=f"on {THERE}",
+            likely="with assign=True the checkpoint's own tensors become parameters, where they are: move after that",
+        )
+    if not all(torch.equal(p.cpu(), checkpoint["model"][name].cpu()) for name, p in parameters.items()):
+        raise NotYet(
+            "the model has other values than the checkpoint",
+            expected="the checkpoint's",
+            likely="model.load_state_dict is missing, or another model was built after it",
+        )
+    if any(id(p) not in held for p in parameters.values()):
+        if any(moment is not None and moment.device.type == "cpu" for moment in states):
+            raise AsGiven("the optimizer holds parameters that the model no longer has, and its state is on the CPU")
+        raise NotYet(
+            "the optimizer holds parameters that the model no longer has",
+            expected="the model's own",
+            likely="assign=True puts other parameters in, so it comes before the optimizer",
+        )
