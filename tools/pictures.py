@@ -210,7 +210,7 @@ def format_bits() -> Picture:
 def cast_in_graph() -> Picture:
     """A weight under autocast: its 16-bit copy in forward, its float32 gradient in backward."""
     body = [
-        *_box(18, 14, 190, "weight: float32", "the parameter, the master", BLUE),
+        *_box(18, 14, 190, "weight: float32", "the parameter itself", BLUE),
         *_box(318, 14, 170, "copy: 16 bits", "for one block", GREEN),
         *_box(598, 14, 244, "product: 16 bits", "copy × 16-bit input", GREEN),
         *_arrow(208, 316, 40, "cast", 3),

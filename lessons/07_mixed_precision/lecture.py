@@ -54,7 +54,7 @@ held_guess.compare(round(mixed / plain, 1), gpu.numbers, because=why)
 # %% question-answer [markdown]
 # Seven layers keep a copy. The first one's backward needs none, since nobody asks for the gradient of `x`.
 #
-# The sentence is wrong for this batch, and nearly right for another. This lesson finds out where the line is.
+# The sentence is wrong for this batch, and nearly right for another. Where is the line?
 
 # %% formats-text [markdown]
 # ## What 16 bits keep
@@ -123,8 +123,8 @@ why = "GELU, ReLU and mean are in no list. Where two dtypes meet, the wider one 
 count_guess.compare(len(short), "computed", because=why)
 
 # %% autocast-lists [markdown]
-# To 16 bits goes what is faster there. To float32 goes what turns small errors into large ones, or adds many terms. bf16
-# has the same lists. One surprise is in none: on CUDA, cuDNN runs `nn.LSTM` and `nn.GRU` in *fp16*, whatever dtype you
+# To 16 bits goes what is faster there. To float32 goes what turns small errors into large ones, or adds many terms
+# (`mean` is an exception). bf16 has the same lists. One surprise is in none: on CUDA, cuDNN runs `nn.LSTM` and `nn.GRU` in *fp16*, whatever dtype you
 # choose.
 #
 # Now a real layer and a step. What are a weight, its gradient and Adam's state?
@@ -178,7 +178,7 @@ for name, ratio in ratios.items():
     axes.loglog(batches, ratio, "o-", label=f"Linear, {name}")
 axes.axhline(1, color=gpulab.style.MUTED)
 axes.set(xlabel="rows", ylabel="kept, autocast / float32", xticks=batches, xticklabels=batches,
-         title="What stands between the layers decides when it pays (virtual)")
+         title="What stands between the layers decides (virtual)")
 axes.legend()
 gpulab.style.show(figure, alt=f"Kept, autocast against float32, for {batches} rows: {ratios}")
 
@@ -188,7 +188,8 @@ gpulab.style.show(figure, alt=f"Kept, autocast against float32, for {batches} ro
 #
 # > Autocast keeps less once the **numbers that it keeps in 16 bits outnumber the weights that it copies**.
 #
-# A convolution has few weights and its rows are pixels: it pays soon. Now real networks, and the peak of a whole step.
+# A convolution has few weights and its rows are pixels: it pays soon. Now real networks, and the peak of a whole step,
+# in float32 and under bf16 autocast.
 # Weights, gradients and Adam's state, 16 bytes a parameter, do not shrink.
 
 
@@ -197,7 +198,7 @@ def resnet50(batch):
     return torchvision.models.resnet50(), torch.randn(batch, 3, 224, 224)
 
 
-def gpt2(batch):
+def gpt2(batch):  # of the size of GPT-2 small, without positions and mask
     layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", norm_first=True)
     layers = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
     model = nn.Sequential(nn.Embedding(50257, 768), layers, nn.Linear(768, 50257, bias=False))
@@ -224,8 +225,8 @@ def build(batch, make, dtype):
 for make, batch in ((resnet50, 8), (resnet50, 64), (gpt2, 1), (gpt2, 8)):
     full = gpulab.plan(lambda n: build(n, make, None), batch, "A100-80").peak_allocated
     half = gpulab.plan(lambda n: build(n, make, torch.bfloat16), batch, "A100-80").peak_allocated
-    sizes = f"float32 {full / 2**20:6,.0f} MiB, bf16 {half / 2**20:6,.0f}"
-    print(f"{make.__name__:<8} batch {batch:>2}: {sizes}, saves {1 - half / full:.0%} (virtual)")
+    sizes = f"{full / 2**20:6,.0f} → {half / 2**20:6,.0f} MiB"
+    print(f"{make.__name__:<8} batch {batch:>2}: {sizes}, {1 - half / full:.0%} saved (virtual)")
 
 # %% real-explain [markdown]
 # No single figure can be right. The ResNet saves early: BatchNorm and ReLU
@@ -363,8 +364,7 @@ def train_fp16(model, optimizer, scaler, batches):
 gpulab.turn.train_fp16(train_fp16)
 
 # %% order-step-text [markdown]
-# The step for all precisions, with clipping. `enabled=False` switches autocast or scaler off. Click a line, or use the
-# arrow keys.
+# The step for all precisions, with clipping. Click a line, or use the arrow keys.
 
 
 # %% order-step
@@ -415,21 +415,20 @@ axes.plot(train(torch.float32, False), label="float32")
 axes.plot(train(torch.bfloat16, False), "--", label="bf16")
 axes.plot(train(torch.float16, True), ":", label="fp16 with scaler")
 axes.plot(train(torch.float16, False), "-.", label="fp16 without")
-axes.set(xlabel="step", ylabel="training loss (computed)", ylim=(0, None),
-         title="Three precisions learn alike, fp16 without a scaler does not")
+axes.set(xlabel="step", ylabel="loss (computed)", title="fp16 without a scaler lags", ylim=0)
 axes.legend()
-gpulab.style.show(figure, alt="Three curves of the loss fall together; fp16 without stays high.")
+gpulab.style.show(figure, alt="The loss: three curves fall together, fp16 without a scaler more slowly.")
 
 # %% train-explain [markdown]
 # Without the factor this network needs no scaler. That is the trap: whether fp16 needs one depends on your loss, not on
 # your code. So always use it. Does it wait for the GPU?
 
 # %% scaler-sync
-model, data = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).to(device), (images[:64], digits[:64])
+model, scaler = nn.Linear(8, 10).to(device), torch.amp.GradScaler(device.type)
+x, y = torch.rand(64, 8, device=device), digits[:64]
 for fused in (False, True):
     adam = torch.optim.Adam(model.parameters(), fused=fused)
-    scaler = torch.amp.GradScaler(device.type)
-    print(gpulab.timing.syncs(lambda: train_step(model, adam, scaler, *data, torch.float16)))
+    print(gpulab.timing.syncs(lambda: train_step(model, adam, scaler, x, y, torch.float16)))
 
 # %% order-explain [markdown]
 # The host decides whether to skip, so `scaler.step` waits in every step. A `fused=True` optimizer decides on the GPU.
@@ -530,7 +529,7 @@ axes.legend(title="this lesson's")
 gpulab.style.show(figure, alt=f"GPT-2, tokens per second: {speed}; GiB: {gib}")
 
 # %% series-explain [markdown]
-# TF32: one line, 2.2 times as fast, and no byte saved. The second step, 1.6 times, converted the *weights* to bf16, with
+# TF32: 2.2 times as fast, and no byte saved. The second step, 1.6 times, converted the *weights* to bf16, with
 # gradients and Adam's state: half of everything, at the price that you have just seen.
 
 # %% eight-text [markdown]
@@ -582,8 +581,7 @@ gpulab.turn.format_for(formats)
 # | you will read | verdict | tested in |
 # |---|---|---|
 # | “AMP: half the memory, 20 to 30 % faster” | Each holds for some batch. Plan it on your network. | *What it saves* |
-# | “FP16 is 2 to 8 times as fast” | Peaks: 2 to 16 on one chip. Whole trainings: 2 to 4 (recorded). | *Which GPU* |
-# | “AMP needs a V100, A100 or H100” | T4, L4 and RTX have tensor cores. | *Which GPU* |
+# | “FP16 is 2 to 8 times as fast” | Peaks: 2 to 16 on the chips above. Whole trainings: mostly 2 to 4 (recorded). | *Which GPU* |
 # | “AMP keeps an FP32 master copy” | The parameter is the master; the copy has 16 bits. | *Autocast decides* |
 # | “Backward runs in fp16” | In its forward's dtype; `.grad` has the parameter's. | *Autocast decides* |
 # | “Use bf16”, then code without a dtype | On CUDA autocast's default is fp16. | *Autocast decides* |
