@@ -417,7 +417,7 @@ axes.plot(train(torch.float16, True), ":", label="fp16 with scaler")
 axes.plot(train(torch.float16, False), "-.", label="fp16 without")
 axes.set(xlabel="step", ylabel="loss (computed)", title="fp16 without a scaler lags", ylim=0)
 axes.legend()
-gpulab.style.show(figure, alt="The loss: three curves fall together, fp16 without a scaler more slowly.")
+gpulab.style.show(figure, alt="Three curves of the loss fall together, fp16 without more slowly.")
 
 # %% train-explain [markdown]
 # Without the factor this network needs no scaler. That is the trap: whether fp16 needs one depends on your loss, not on
@@ -499,11 +499,11 @@ gpulab.turn.update_bf16(update_bf16)
 # %% tf32-text [markdown]
 # ## TF32: the switch that is already on
 #
-# You compare AMP with “fp32” on an A100, and your CNN gains little. Perhaps your baseline was not fp32:
+# You compare AMP with “fp32” on an A100, and your CNN gains little. Perhaps your baseline was not fp32. Ask whether
+# matrix products may use TF32, and whether convolutions may:
 
 # %% tf32-flags
-print("products may use TF32:", torch.backends.cuda.matmul.allow_tf32)
-print("convolutions may use TF32:", torch.backends.cudnn.allow_tf32)
+print(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
 # %% tf32-explain [markdown]
 # **By default convolutions use TF32, matrix products do not.** `torch.set_float32_matmul_precision("high")` allows it
