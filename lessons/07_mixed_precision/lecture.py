@@ -67,7 +67,7 @@ held_guess.compare(round(mixed / plain, 1), gpu.numbers, because=why)
 # **fp16** keeps more of the fraction and pays with range. **bf16** keeps the range of float32 and pays with digits.
 # **TF32** is no storage format: tensor cores read float32 numbers and use 11 significant bits of each.
 #
-# So 70,000 is `inf` in fp16, and 70,144 in bf16. Numbers below $3\cdot10^{-8}$ become 0 in fp16. And 257 becomes 256
+# So 70,000 is `inf` in fp16, and 70,144 in bf16. Numbers below $3\cdot10^{-8}$ become 0 in fp16. 257 becomes 256
 # in bf16.
 #
 # What do 8 significant bits mean for training? Take a weight of 1.0 and subtract 0.001 from it, a thousand times.
