@@ -1378,6 +1378,147 @@ def returns_no_remedies():
 
 # --- lesson 07 -------------------------------------------------------------------------------------------------------
 
+
+def thirds(name, judged, answer):
+    """A choice of the three networks."""
+
+    def networks():
+        return answer
+
+    networks.__name__ = name
+    judged(networks)
+
+
+thirds("only_the_resnet", right("save_a_third"), {"A"})
+thirds("only_the_resnet_as_text", right("save_a_third"), "A")
+thirds("small_images_too", wrong("save_a_third", "B is in the list", "1.3 of 224 x 224"), ["A", "B"])
+thirds("the_gpt_too", wrong("save_a_third", "C is in the list", "25,141 and 17,473"), ("A", "C"))
+thirds("nobody", wrong("save_a_third", "A is not in the list", "1,676 and 1,065"), [])
+thirds("their_names", wrong("save_a_third", "letters A, B, C"), ["resnet50"])
+thirds("returns_no_network", wrong("save_a_third", "None", "the return is missing"), None)
+
+
+def fp16_loop(
+    name, judged, *, clear=True, cast=True, dtype=torch.float16, loss_in=True, scale=True, inside=False, after="scaler"
+):
+    def loop(model, optimizer, scaler, batches):
+        for x, y in batches:
+            if clear:
+                optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=dtype, enabled=cast):
+                scores = model(x)
+                loss = F.cross_entropy(scores, y) if loss_in else None
+                if inside:
+                    scaler.scale(loss).backward()
+            loss = loss if loss_in else F.cross_entropy(scores, y)
+            if not inside:
+                (scaler.scale(loss) if scale else loss).backward()
+            if after != "optimizer":
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
+            if after != "no update":
+                scaler.update()
+
+    loop.__name__ = name
+    judged(loop)
+
+
+fp16_loop("every_piece_in_place", right("train_fp16"))
+fp16_loop("in_bf16", wrong("train_fp16", "the model gives bfloat16", "no bf16 in hardware"), dtype=torch.bfloat16)
+fp16_loop("casts_nothing", wrong("train_fp16", "the model gives float32", "outside of `torch.autocast`"), cast=False)
+fp16_loop("loss_outside", wrong("train_fp16", "a loss in float16", "model and loss both"), loss_in=False)
+fp16_loop("backward_inside", wrong("train_fp16", "backward under autocast", "indented too far"), inside=True)
+fp16_loop("nothing_scaled", wrong("train_fp16", "backward from the loss itself", "scaler.scale(loss)"), scale=False)
+fp16_loop("never_updated", wrong("train_fp16", "never updated", "`scaler.update()`"), after="no update")
+fp16_loop(
+    "keeps_old_gradients",
+    wrong("train_fp16", "skipped more than the one batch", "gradients are not cleared"),
+    clear=False,
+)
+
+
+@right("train_fp16")
+def also_unscales(model, optimizer, scaler, batches):
+    for x, y in batches:
+        with torch.autocast(x.device.type, dtype=torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@wrong("train_fp16", "away", "`optimizer.step()` is called besides")
+def trains_on_a_tenth(model, optimizer, scaler, batches):
+    for x, y in batches:
+        optimizer.zero_grad()
+        with torch.autocast(x.device.type, dtype=torch.float16):
+            loss = F.cross_entropy(model(x), y) / 10
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@wrong("train_fp16", "0 of 4 steps go through the scaler", "`scaler.step(optimizer)`")
+def steps_past_the_scaler(model, optimizer, scaler, batches):
+    for x, y in batches:
+        optimizer.zero_grad()
+        with torch.autocast(x.device.type, dtype=torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        optimizer.step()
+
+
+@right("update_bf16")
+def rounds_the_exact_sum(weight, lost, update):
+    exact = weight.float() + lost.float() + update.float()
+    return exact.bfloat16(), exact - exact.bfloat16()
+
+
+@right("update_bf16")
+def kahan_in_one_name(weight, lost, update):
+    meant = lost + update
+    return weight + meant, meant - ((weight + meant) - weight)
+
+
+@wrong("update_bf16", "stand still, though something is in lost", "is not added to the update")
+def never_pays_back(weight, lost, update):
+    new = weight + update
+    return new, update - (new - weight)
+
+
+@wrong("update_bf16", "away after 1000 updates", "lost is what was meant less what happened")
+def keeps_all_that_was_meant(weight, lost, update):
+    update = update + lost
+    return weight + update, update
+
+
+@wrong("update_bf16", "stand still, though something is in lost", "or has the wrong sign")
+def owes_the_wrong_way(weight, lost, update):
+    update = update + lost
+    new = weight + update
+    return new, (new - weight) - update
+
+
+@wrong("update_bf16", "a weight in float32", "round it with `.bfloat16()`")
+def keeps_a_float32_weight(weight, lost, update):
+    return weight.float() + update.float(), lost
+
+
+@wrong("update_bf16", "the caller's update was changed", "`update += lost` writes into it")
+def writes_into_the_update(weight, lost, update):
+    update += lost
+    new = weight + update
+    return new, update - (new - weight)
+
+
+@wrong("update_bf16", "two tensors: new, lost")
+def returns_the_weight_alone(weight, lost, update):
+    return weight + update
+
+
 FORMATS = {
     "T4, 8 bits, activations up to 900": "fp16 with scaler",
     "H100, 8 bits, activations up to 80,000": "bf16",

@@ -277,6 +277,61 @@ def two_streams() -> Picture:
     return Picture(860, 160, "Only the first copy has nothing to hide behind", TWO_STREAMS, tuple(body), 1)
 
 
+def format_bits() -> Picture:
+    """Sign, exponent and fraction of six formats, a box for each bit."""
+    formats = (
+        ("float32", 8, 23, "largest 3e38"),
+        ("TF32", 8, 10, "largest 3e38, stored as float32"),
+        ("bf16", 8, 7, "largest 3e38"),
+        ("fp16", 5, 10, "largest 65,504"),
+        ("fp8 e4m3", 4, 3, "largest 448"),
+        ("fp8 e5m2", 5, 2, "largest 57,344"),
+    )
+    side, left = 18, 100
+    body = [
+        bar(left, 8, 14, 14, fill=MUTED),
+        text(left + 20, 20, "sign"),
+        bar(left + 70, 8, 14, 14, fill=ORANGE),
+        text(left + 90, 20, "exponent: how large"),
+        bar(left + 260, 8, 14, 14, fill=SKY),
+        text(left + 280, 20, "fraction: how exact"),
+    ]
+    for row, (name, exponent, fraction, words) in enumerate(formats):
+        y = 36 + 27 * row
+        fills = [MUTED, *[ORANGE] * exponent, *[SKY] * fraction]
+        body += [
+            text(18, y + 14, name, weight="bold"),
+            *(bar(left + side * i, y, side - 2, side, fill=fill) for i, fill in enumerate(fills)),
+            text(left + side * len(fills) + 12, y + 14, words),
+        ]
+    return Picture(860, 200, "16 bits can be divided in two ways", FORMAT_BITS, tuple(body), 1)
+
+
+def cast_in_graph() -> Picture:
+    """A weight under autocast: its 16-bit copy in forward, its float32 gradient in backward."""
+    body = [
+        *_box(18, 14, 190, "weight: float32", "the parameter itself", BLUE),
+        *_box(318, 14, 170, "copy: 16 bits", "for one block", GREEN),
+        *_box(598, 14, 244, "product: 16 bits", "copy × 16-bit input", GREEN),
+        *_arrow(208, 316, 40, "cast", 3),
+        *_arrow(488, 596, 40, "forward", 3),
+        *_box(18, 114, 190, ".grad: float32", "read by the optimizer", BLUE),
+        *_box(318, 114, 170, "gradient: 16 bits", "of the copy", GREEN),
+        *_box(598, 114, 244, "gradient: 16 bits", "of the product", GREEN),
+        *_arrow(598, 490, 140, "backward", 3),
+        *_arrow(318, 210, 140, "cast", 3),
+    ]
+    return Picture(860, 180, "The cast is a part of the graph", CAST_IN_GRAPH, tuple(body), 1)
+
+
+FORMAT_BITS = (
+    "Sign, exponent and fraction: float32 1, 8, 23 bits; TF32 1, 8, 10; bf16 1, 8, 7; fp16 1, 5, 10; "
+    "fp8 e4m3 1, 4, 3; fp8 e5m2 1, 5, 2."
+)
+CAST_IN_GRAPH = (
+    "Forward: the float32 weight is cast to a 16-bit copy, which is multiplied by a 16-bit input. "
+    "Backward: the 16-bit gradient of the copy is cast to a float32 gradient of the weight."
+)
 TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "host_and_gpu": host_and_gpu,
     "who_holds": who_holds,
@@ -286,6 +341,8 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "two_streams": two_streams,
     "registered": registered,
     "late_error": late_error,
+    "format_bits": format_bits,
+    "cast_in_graph": cast_in_graph,
 }
 
 
