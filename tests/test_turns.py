@@ -1144,7 +1144,10 @@ amp_update(
     "clips_first", wrong("window_amp", "65536 times", "before clip_grad"), after=("clip", "unscale", "step", "update")
 )
 amp_update(
-    "clips_each", wrong("window_amp", "every micro-batch clips", "after unscale_"), ("clip",), ("unscale", "step", "update")
+    "clips_each",
+    wrong("window_amp", "every micro-batch clips", "after unscale_"),
+    ("clip",),
+    ("unscale", "step", "update"),
 )
 amp_update("clips_last", wrong("window_amp", "before step()"), after=("unscale", "step", "clip", "update"))
 amp_update("never_clips", wrong("window_amp", "clip_grad_norm_() is gone"), after=("unscale", "step", "update"))

@@ -202,7 +202,9 @@ def weights() -> Picture:
                 ]
                 x += size * wide + 4
             body.append(text(x + 8, y + 20, unit))
-    return Picture(860, 250, "Height is the weight of one sample or token: it should be the same", WEIGHTS, tuple(body), 1)
+    return Picture(
+        860, 250, "Height is the weight of one sample or token: it should be the same", WEIGHTS, tuple(body), 1
+    )
 
 
 GPU_MEMORIES = (
@@ -213,7 +215,9 @@ BYTES_IN_FLIGHT = (
     "Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 673 kB, "
     "the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB."
 )
-WINDOWS = "Ten micro-batches: the printed loop steps after eight and leaves two; else the two make a window of their own."
+WINDOWS = (
+    "Ten micro-batches: the printed loop steps after eight and leaves two; else the two make a window of their own."
+)
 WEIGHTS = (
     "Micro-batches of 16, 16, 16 and 2 samples, and of 5 and 22 tokens: in a mean of means "
     "the small one's samples or tokens weigh most; weighted by share, all weigh the same."

@@ -24,7 +24,7 @@ images, labels = gpulab.data.digits("train")
 # ## A question worth asking
 #
 # You want batches of 64, and only 16 samples fit. So you run *micro-batches* of 16, add up their gradients, and step
-# once. Below is the loop as many tutorials print it, on ten micro-batches. How often does the optimizer step?
+# once. Below is the loop as many tutorials print it, on ten micro-batches and a small CNN for digits. How often does the optimizer step?
 
 # %% question-predict
 steps_guess = gpulab.predict("How many optimizer steps does the loop below make?")
@@ -32,7 +32,6 @@ steps_guess = gpulab.predict("How many optimizer steps does the loop below make?
 
 # %% model
 def make_cnn(norm=None):
-    """A small CNN for the 8×8 digits, on the CPU."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), norm or nn.Identity(), nn.ReLU(),
@@ -84,13 +83,13 @@ print(f"largest gradient left in .grad: {gradient(model).abs().max():.3f}")
 
 
 # %% same-run
-def gap(model, x, y, pieces=4):
-    """Largest difference between the whole batch's gradient and the sum of its pieces, over the largest gradient."""
+def gap(model, x, y, size=16, weight=lambda b: 1 / 4):
+    """Largest difference between the whole batch's gradient and the weighted sum, over the largest gradient."""
     F.cross_entropy(model(x), y.flatten()).backward()
     whole = gradient(model)
     model.zero_grad()
-    for a, b in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
-        (F.cross_entropy(model(a), b.flatten()) / pieces).backward()
+    for a, b in zip(x.split(size), y.split(size), strict=True):
+        (F.cross_entropy(model(a), b.flatten()) * weight(b)).backward()
     return ((whole - gradient(model)).abs().max() / whole.abs().max()).item()
 
 
@@ -101,30 +100,21 @@ for dtype in (torch.float32, torch.float64):
 # %% same-rounding [markdown]
 # Not the same bits, and yet the same gradient. A floating-point sum depends on its order. If rounding is the whole
 # story, the gap must shrink with the spacing of the numbers, $10^{-7}$ in float32 and $10^{-16}$ in float64. It does.
-# Does it hold for a network with attention? Here is a GPT as in lesson 04, small for now.
+# Does it hold for a network with attention? Here are the blocks of a GPT, small for now, and without the causal mask.
 
 
-# %% gpt
-class GPT(nn.Module):
-    def __init__(self, layers=2, width=64, heads=4, words=50):
-        super().__init__()
-        self.token = nn.Embedding(words, width)
-        layer = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
-        )
-        self.blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.head = nn.Linear(width, words)
+# %% transformer
+def transformer(layers=2, width=64, heads=4, words=50):
+    options = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+    blocks = [nn.TransformerEncoderLayer(width, heads, 4 * width, **options) for _ in range(layers)]
+    return nn.Sequential(
+        nn.Embedding(words, width), *blocks, nn.Linear(width, words), nn.Flatten(0, 1)
+    )
 
-    def forward(self, ids):  # (texts, tokens) to (texts × tokens, words)
-        x = self.token(ids)
-        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], x.device, x.dtype)
-        return self.head(self.blocks(x, mask, is_causal=True)).flatten(0, 1)
-
-
-# %% gpt-run
+# %% transformer-run
 ids = torch.randint(50, (16, 32))
 for dtype in (torch.float32, torch.float64):
-    print(f"GPT in {dtype}: a gap of {gap(GPT().to(dtype), ids, ids):.0e}")
+    print(f"GPT in {dtype}: a gap of {gap(transformer().to(dtype), ids, ids, size=4):.0e}")
 
 # %% same-verdict [markdown]
 # So accumulation gives the gradient of the whole batch **to rounding**. Compare with a tolerance that fits the dtype, not
@@ -132,25 +122,24 @@ for dtype in (torch.float32, torch.float64):
 #
 # Training amplifies rounding, here hardly: after five epochs of SGD, batch 64 and 4 × 16 have a loss of 0.332 both, and
 # differ by 2·10⁻⁵ (measured on one CPU). Both made 120 updates. Batch 16 *without* accumulation made 470, and came to
-# 0.DRIFT. **Per epoch, the small batch learned faster.** A large batch is no gift: take one if the gradient of a small
+# 0.055. **Per epoch, the small batch learned faster.** A large batch is no gift: take one if the gradient of a small
 # one is too noisy, if a recipe asks for it, or if the GPU is not busy with less.
 
 # %% saved-text [markdown]
 # ## What it saves: bytes kept for backward
 #
 # Forward keeps activations for backward, and they grow with the batch. With accumulation only one micro-batch is alive
-# at a time. Here is the memory of the CNN on the GPU: one window in one piece, then the same window in four.
+# at a time. Here is the memory of the GPT on the GPU: one window of 64 texts in one piece, then the same in four.
 
 # %% saved-timeline
-on_gpu = make_cnn().to("cuda")
-x, y = images[:64].to("cuda"), labels[:64].to("cuda")
-F.cross_entropy(on_gpu(x), y).backward()  # a first time, for what the libraries allocate once
+model, ids = transformer().to("cuda"), torch.randint(50, (64, 32), device="cuda")
+F.cross_entropy(model(ids), ids.flatten()).backward()  # for what the libraries allocate once
 with gpulab.memory.timeline() as told:
     for size in (64, 16):
-        on_gpu.zero_grad()
+        model.zero_grad()
         told.mark(f"micro-batches of {size}")
-        for a, b in zip(x.split(size), y.split(size), strict=True):
-            (F.cross_entropy(on_gpu(a), b) * len(a) / 64).backward()
+        for a in ids.split(size):
+            (F.cross_entropy(model(a), a.flatten()) * len(a) / 64).backward()
 told
 
 # %% saved-explain [markdown]
@@ -159,12 +148,13 @@ told
 # tokens. `update` builds it in the form that `gpulab.plan` wants, and takes the remedies that this lesson ends with.
 
 
-# %% update
+# %% gpt
 def gpt(batch):
     ids = torch.randint(16_000, (batch, 512), device="cuda")
-    return GPT(6, 768, 12, 16_000).to("cuda"), ids, ids
+    return transformer(6, 768, 12, 16_000).to("cuda"), ids, ids
 
 
+# %% update
 def update(network, micro, half=False, kind=torch.optim.Adam):
     def build(batch):
         model, x, y = network(batch)
@@ -177,10 +167,8 @@ def update(network, micro, half=False, kind=torch.optim.Adam):
                 loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-
         return step
     return build
-
 
 # %% plan-text [markdown]
 # An update of 8 texts in one piece, in two and in eight. What is the peak with eight, in per cent of that with one?
@@ -190,16 +178,14 @@ peak_guess = gpulab.predict("Peak of 8 × 1 text, against 1 × 8", unit="%")
 
 # %% plan-run
 peaks = {}
-print("pieces  gradients     peak   T4, float32  V100, autocast  (virtual)")
 for texts, micro in ((8, 8), (8, 4), (8, 1), (4, 4)):
-    slow = gpulab.plan(update(gpt, micro), texts, "T4")
-    fast = gpulab.plan(update(gpt, micro, half=True), texts, "V100-16")
-    peaks[texts, micro] = slow.peak_allocated / 2**20
-    print(f" {texts // micro} × {micro} {slow.gradients / 2**20:6,.0f} MiB {peaks[texts, micro]:5,.0f} MiB", end=" ")
-    print(f"{slow.samples_per_second:5.0f} texts/s  {fast.samples_per_second:4.0f} texts/s", end=", ")
-    print(f"kernels run {fast.gpu_busy:.0%} of the time")
-why = """Activations fall to an eighth, but weights, gradients and Adam's state are a floor: 16 bytes a
-parameter."""
+    t4 = gpulab.plan(update(gpt, micro), texts, "T4")
+    v100 = gpulab.plan(update(gpt, micro, half=True), texts, "V100-16")
+    peaks[texts, micro] = t4.peak_allocated / 2**20
+    print(f"{texts // micro} × {micro}: {peaks[texts, micro]:5,.0f} MiB, {t4.gradients / 2**20:3.0f} of", end=" ")
+    print(f"gradients; T4 {t4.samples_per_second:.0f} texts/s; V100, autocast", end=" ")
+    print(f"{v100.samples_per_second:3.0f} texts/s, busy {v100.gpu_busy:4.0%} (virtual)")
+why = "Activations fall to an eighth; weights, gradients and Adam's state are 16 bytes a parameter."
 peak_guess.compare(round(100 * peaks[8, 1] / peaks[8, 8]), "virtual", because=why)
 
 # %% plan-explain [markdown]
@@ -240,7 +226,6 @@ gpulab.sim.accumulation()
 
 # %% last-repair
 def cut(batches, steps):
-    """The micro-batches in groups of `steps`; the last group may be smaller."""
     return [batches[i : i + steps] for i in range(0, len(batches), steps)]
 
 
@@ -287,15 +272,9 @@ gpulab.turn.window_loop(train_windows)
 mean_guess = gpulab.predict("A sample of the last one weighs how much, against one of the first?", unit="times")
 
 # %% mean-run
-model, x, y = make_cnn(), images[:50], labels[:50]
-F.cross_entropy(model(x), y).backward()
-truth = gradient(model)
-for name, weight in {"1/4 each": lambda n: 1 / 4, "by size": lambda n: n / 50}.items():
-    model.zero_grad()
-    for a, b in zip(x.split(16), y.split(16), strict=True):
-        (F.cross_entropy(model(a), b) * weight(len(a))).backward()
-    error = (gradient(model) - truth).norm() / truth.norm()
-    print(f"{name}: relative error {error:.0e}")
+x, y = images[:50], labels[:50]
+print(f"each mean times 1/4: a gap of {gap(make_cnn(), x, y):.0e}")
+print(f"by its share: a gap of {gap(make_cnn(), x, y, weight=lambda b: len(b) / 50):.0e}")
 why = "Two samples share a quarter of the weight, as sixteen do in the others."
 mean_guess.compare((1 / 4 / 2) / (1 / 4 / 16), "computed", because=why)
 
@@ -318,41 +297,18 @@ mean_guess.compare((1 / 4 / 2) / (1 / 4 / 16), "computed", because=why)
 ids, targets = torch.randint(50, (4, 12)), torch.randint(50, (4, 12))
 for text, length in enumerate([3, 2, 12, 10]):
     targets[text, length:] = -100  # padding: no target here
-tokens = int((targets != -100).sum())
-model = GPT()
-F.cross_entropy(model(ids), targets.flatten()).backward()
-truth = gradient(model)
-for reduction, divide_by in {"mean": 2, "sum": tokens}.items():
-    model.zero_grad()
-    for a, b in zip(ids.split(2), targets.split(2), strict=True):
-        loss = F.cross_entropy(model(a), b.flatten(), reduction=reduction)
-        (loss / divide_by).backward()
-    error = (gradient(model) - truth).norm() / truth.norm()
-    print(f"{reduction} / {divide_by}: relative error {error:.0e}")
+tokens = (targets != -100).sum()
+ways = {"each mean times 1/2": lambda b: 1 / 2, "by its tokens": lambda b: (b != -100).sum() / tokens}
+for name, weight in ways.items():
+    print(f"{name}: a gap of {gap(transformer(), ids, targets, size=2, weight=weight):.0e}")
 
 # %% token-explain [markdown]
 # So take `reduction="sum"`, and divide by the tokens of the **whole window**. Count them before the first backward,
 # which is another reason to cut the windows first. With several processes, count the tokens over all ranks (lesson 12).
 #
-# One more trap: a micro-batch of nothing but padding. It happens where only answers carry labels and a long prompt was
-# cut. A mean over no token is 0/0:
-
-# %% token-padding
-nothing, mask = torch.full((4,), -100), torch.zeros(4)
-ways = {
-    "F.cross_entropy, mean": lambda z: F.cross_entropy(z, nothing),
-    "F.cross_entropy, sum": lambda z: F.cross_entropy(z, nothing, reduction="sum"),
-    "your own mask": lambda z: (z.logsumexp(1) * mask).sum() / mask.sum(),
-}
-for name, way in ways.items():
-    logits = torch.randn(4, 50, requires_grad=True)
-    loss = way(logits)
-    loss.backward()
-    print(f"{name}: loss {loss.item()}, largest gradient {logits.grad.max().item()}")
-
-# %% token-padding-text [markdown]
-# With `F.cross_entropy` only the *reported* loss is `nan`. With a mask of your own the gradient is too, and one `nan` in
-# `.grad` spoils the whole window. The sum is harmless.
+# One more trap: a micro-batch of nothing but padding, as where a long prompt was cut and only answers carry labels. Its
+# mean is 0/0. With `F.cross_entropy` only the *reported* loss is `nan`; with a mask of your own the gradient is too, and
+# spoils the window. The sum is 0, and harmless.
 
 # %% norm-text [markdown]
 # ## What accumulation cannot do: BatchNorm
@@ -367,11 +323,11 @@ import functools
 import torchvision
 
 pictures, classes = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
-norms = {"BatchNorm": nn.BatchNorm2d, "GroupNorm": functools.partial(nn.GroupNorm, 16)}
-for name, norm in norms.items():
+for norm in (nn.BatchNorm2d, functools.partial(nn.GroupNorm, 16)):
     resnet18 = torchvision.models.resnet18(num_classes=10, norm_layer=norm)
-    of_cnn = gap(make_cnn(norm(16)), images[:64], labels[:64])
-    print(f"{name}: a gap of {of_cnn:.0e} for the CNN, {gap(resnet18, pictures, classes):.0e} for ResNet-18")
+    cnn = gap(make_cnn(norm(16)), images[:64], labels[:64])
+    print(f"{norm(16)}: gaps of {cnn:.0e} (CNN)", end=" ")
+    print(f"and {gap(resnet18, pictures, classes, size=4):.0e} (ResNet-18)")
 
 # %% norm-explain [markdown]
 # No factor repairs that: the four forward passes computed another function.
@@ -419,36 +375,30 @@ def update_amp(model, optimizer, scaler, window, max_norm):
 gpulab.turn.window_amp(update_amp)
 
 # %% amp-why [markdown]
-# Your version steps once, with a gradient that was divided by the scale once. The schedule follows, **unless the step was
-# skipped**: then the scale has fallen. Here is the complete update, on a window in which the third micro-batch
-# overflows:
-
+# Your version divides the gradient by the scale once, and steps once. The schedule follows, **unless the step was
+# skipped**: then the scale has fallen. Here the third of four micro-batches overflows.
 
 # %% amp-run
-def update_scheduled(window):
-    optimizer.zero_grad()
-    for a, b in window:
-        with torch.autocast("cuda", torch.float16):
-            loss = F.cross_entropy(on_gpu(a), b) / len(window)
-        scaler.scale(loss).backward()
+cnn = make_cnn().to("cuda")
+optimizer, scaler = torch.optim.AdamW(cnn.parameters()), torch.amp.GradScaler("cuda")
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+
+
+def last_lines():
     scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(on_gpu.parameters(), 1.0)
+    nn.utils.clip_grad_norm_(cnn.parameters(), 1.0)
     scale = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
     if scaler.get_scale() >= scale:  # it falls if the step was skipped
         schedule.step()
 
-
 # %% amp-overflow
-optimizer = torch.optim.AdamW(on_gpu.parameters())
-scaler = torch.amp.GradScaler("cuda")
-schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
-window = [(a.to("cuda"), b.to("cuda")) for a, b in micro_batches[:4]]
-broken = [(a * float("inf") if i == 2 else a, b) for i, (a, b) in enumerate(window)]
-for data in (window, broken):
-    waits = gpulab.timing.syncs(lambda data=data: update_scheduled(data))
-    print(f"scale {scaler.get_scale():,.0f}, the schedule has made {schedule.last_epoch} step")
+for i, (x, y) in enumerate(micro_batches[:4]):
+    loss = F.cross_entropy(cnn(x.to("cuda")), y.to("cuda")) / 4
+    scaler.scale(loss * float("inf") if i == 2 else loss).backward()
+waits = gpulab.timing.syncs(last_lines)
+print(f"scale {scaler.get_scale():,.0f}, steps of the schedule: {schedule.last_epoch}")
 waits
 
 # %% amp-explain [markdown]
@@ -464,9 +414,8 @@ sum_guess = gpulab.predict("1.0, added a thousand times in bf16")
 # %% bf16-run
 total = torch.zeros(1, dtype=torch.bfloat16)
 for _ in range(1000):
-    total += torch.ones(1, dtype=torch.bfloat16)
-why = """bf16 has 8 significant bits. The next number is 2 higher, and halfway between the two the sum is
-rounded back."""
+    total += 1
+why = "8 significant bits: the next number is 2 higher, and the sum is rounded back."
 sum_guess.compare(total.item(), "computed", because=why)
 
 # %% rate-text [markdown]
@@ -507,19 +456,18 @@ adam_guess = gpulab.predict("Adam without the division moves the weights how far
 
 
 # %% adam-run
-def distance(kind, share):
-    model, x, y = make_cnn(), images[:64], labels[:64]
-    start = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+def distance(kind, factor):
+    model = make_cnn()
     optimizer = kind(model.parameters(), lr=1e-3)
     for _ in range(5):
         optimizer.zero_grad()
-        for a, b in zip(x.split(16), y.split(16), strict=True):
-            (F.cross_entropy(model(a), b) * share).backward()
+        (factor * F.cross_entropy(model(images[:64]), labels[:64])).backward()
         optimizer.step()
-    return (nn.utils.parameters_to_vector(model.parameters()) - start).norm().item()
+    moved = zip(model.parameters(), make_cnn().parameters(), strict=True)
+    return sum((p - q).square().sum() for p, q in moved).sqrt().item()
 
 
-sgd, adam = (distance(kind, 1) / distance(kind, 1 / 4) for kind in (torch.optim.SGD, torch.optim.Adam))
+sgd, adam = (distance(kind, 4) / distance(kind, 1) for kind in (torch.optim.SGD, torch.optim.Adam))
 print(f"SGD: {sgd:.2f} times as far")
 why = "Adam divides its step by the running size of the gradient, so a constant factor cancels."
 adam_guess.compare(round(adam, 2), because=why)
@@ -552,8 +500,6 @@ adam_guess.compare(round(adam, 2), because=why)
 # %% remedies-networks
 from torch.utils.checkpoint import checkpoint
 
-BLOCKS = nn.TransformerEncoderLayer, torchvision.models.resnet.Bottleneck
-
 
 def resnet(batch):
     x = torch.randn(batch, 3, 224, 224, device="cuda")
@@ -564,11 +510,10 @@ def checkpointed(network):  # lesson 06: each block is computed again
     def made(batch):
         model, x, y = network(batch)
         for block in model.modules():
-            if isinstance(block, BLOCKS):
+            if isinstance(block, (nn.TransformerEncoderLayer, torchvision.models.resnet.Bottleneck)):
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         return model, x, y
     return made
-
 
 # %% remedies-run
 def remedies(network, batch):
@@ -591,16 +536,14 @@ import matplotlib.pyplot as plt
 gpulab.style.use()
 figure, panels = plt.subplots(1, 2, figsize=(9.6, 3), sharey=True)
 for axes, (title, found) in zip(panels, plans.items(), strict=True):
-    gib = [plan.peak_allocated / 2**30 for plan in found.values()]
-    axes.barh(list(found), gib)
-    for row, plan in enumerate(found.values()):
-        time = plan.step_ms / found["as it is"].step_ms
-        words = f"{time:.2f} × time" + ("" if plan.fits else ", does not fit")
-        axes.text(gib[row] + 0.3, row, words, va="center")
+    gib = {name: plan.peak_allocated / 2**30 for name, plan in found.items()}
+    axes.barh(list(gib), list(gib.values()))
+    for name, plan in found.items():
+        words = f"{plan.step_ms / found['as it is'].step_ms:.2f} × time" + ", no fit" * (not plan.fits)
+        axes.text(gib[name] + 0.3, name, words, va="center")
     axes.set(title=title, xlabel="GiB at the peak (virtual T4)", xlim=(0, 29))
 panels[0].invert_yaxis()
-told = "; ".join(f"{name} {plan.peak_allocated / 2**30:.1f} GiB" for name, plan in found.items())
-gpulab.style.show(figure, alt=f"Peak and time with six remedies, for a GPT and a ResNet-50: {told}")
+gpulab.style.show(figure, alt=f"Bars: the peak with each of six remedies. {title}, in GiB: {gib}")
 
 # %% remedies-explain [markdown]
 # What grows with the batch is what shrinks. Micro-batches save most, and on kernels this long cost next to nothing.
@@ -640,29 +583,14 @@ gpulab.style.show(figure, alt=f"Peak and time with six remedies, for a GPT and a
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
-# **Backward once for the whole window.** The losses are added up, and backward is called at the end. The gradient is
-# right, and every graph stays alive until then:
-
-
-# %% mistake-graphs
-def backward_each():
-    for a, b in window:
-        (F.cross_entropy(on_gpu(a), b) / 4).backward()
-
-
-def backward_once():
-    sum(F.cross_entropy(on_gpu(a), b) / 4 for a, b in window).backward()
-
-
-for way in (backward_each, backward_once):
-    print(way.__name__, gpulab.memory.peak(way))
-
-# %% mistake-unscale-text [markdown]
+# **Backward once for the whole window**, on the sum of the losses. The gradient is right, and every graph stays alive
+# until then: the memory of the large batch.
+#
 # **Unscaling every micro-batch.** `unscale_` divides in place, so PyTorch refuses a second time:
 
 # %% mistake-unscale tags=["raises-exception"]
-for a, b in window:
-    scaler.scale(F.cross_entropy(on_gpu(a), b) / 4).backward()
+for x, y in micro_batches[:4]:
+    scaler.scale(F.cross_entropy(cnn(x.to("cuda")), y.to("cuda")) / 4).backward()
     scaler.unscale_(optimizer)
 
 # %% mistake-unscale-repair [markdown]

@@ -145,9 +145,7 @@ def _norm(model: nn.Module, window: Window) -> float:
     return torch.cat([part.flatten() for part in parts]).norm().item()
 
 
-def _updated(
-    update: Callable[..., Any], model: nn.Module, window: Window, most: float
-) -> tuple[torch.Tensor, float]:
+def _updated(update: Callable[..., Any], model: nn.Module, window: Window, most: float) -> tuple[torch.Tensor, float]:
     """The weights of a copy of the model, and the scale, after one update."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -156,9 +154,7 @@ def _updated(
     return _weights(model), scaler.get_scale()
 
 
-def _placed(
-    model: nn.Module, window: Window, most: float, inside: Sequence[str], after: Sequence[str]
-) -> torch.Tensor:
+def _placed(model: nn.Module, window: Window, most: float, inside: Sequence[str], after: Sequence[str]) -> torch.Tensor:
     """The weights after an update with these calls in the inner loop and after it."""
 
     def update(model: nn.Module, optimizer: Any, scaler: Any, window: Window, most: float) -> None:
