@@ -41,7 +41,6 @@ def make_cnn(norm=None):
 
 
 def gradient(model):
-    """All gradients of the model as one vector."""
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
@@ -57,8 +56,7 @@ for i, (x, y) in enumerate(micro_batches):
         optimizer.step()
         optimizer.zero_grad()
         steps += 1
-why = "The last two of the ten micro-batches wait for six more that never come."
-steps_guess.compare(steps, because=why)
+steps_guess.compare(steps, because="The last two micro-batches wait for six more that never come.")
 print(f"largest gradient left in .grad: {gradient(model).abs().max():.3f}")
 
 # %% question-answer [markdown]
@@ -67,7 +65,7 @@ print(f"largest gradient left in .grad: {gradient(model).abs().max():.3f}")
 #
 # ![Ten micro-batches: the printed loop steps after eight and leaves two; else the two make a window of their own.](../docs/pictures/windows.svg)
 #
-# The loop is right whenever the windows come out even. Examples use 16 micro-batches and 4 steps, which hides the fault.
+# The loop is right whenever the windows come out even.
 
 # %% same-text [markdown]
 # ## The same gradient in four pieces
@@ -107,23 +105,20 @@ for dtype in (torch.float32, torch.float64):
 def transformer(layers=2, width=64, heads=4, words=50):
     options = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
     blocks = [nn.TransformerEncoderLayer(width, heads, 4 * width, **options) for _ in range(layers)]
-    return nn.Sequential(
-        nn.Embedding(words, width), *blocks, nn.Linear(width, words), nn.Flatten(0, 1)
-    )
+    return nn.Sequential(nn.Embedding(words, width), *blocks, nn.Linear(width, words), nn.Flatten(0, 1))
 
 # %% transformer-run
 ids = torch.randint(50, (16, 32))
-for dtype in (torch.float32, torch.float64):
-    print(f"GPT in {dtype}: a gap of {gap(transformer().to(dtype), ids, ids, size=4):.0e}")
+print(f"GPT in float64: a gap of {gap(transformer().double(), ids, ids, size=4):.0e}")
 
 # %% same-verdict [markdown]
-# So accumulation gives the gradient of the whole batch **to rounding**. Compare with a tolerance that fits the dtype, not
-# with `torch.equal`.
+# So the gradient is that of the whole batch **to rounding**. Compare with a tolerance that fits the dtype, not with
+# `torch.equal`.
 #
-# Training amplifies rounding, here hardly: after five epochs of SGD, batch 64 and 4 × 16 have a loss of 0.332 both, and
-# differ by 2·10⁻⁵ (measured on one CPU). Both made 120 updates. Batch 16 *without* accumulation made 470, and came to
-# 0.055. **Per epoch, the small batch learned faster.** A large batch is no gift: take one if the gradient of a small
-# one is too noisy, if a recipe asks for it, or if the GPU is not busy with less.
+# Training amplifies rounding, here hardly: after five epochs of SGD the CNN's losses with batch 64 and with 4 × 16 are
+# 0.332, and differ by 2·10⁻⁵ (measured on one CPU). Both made 120 updates. Batch 16 *without* accumulation made 470, and
+# came to 0.055: **per epoch, the small batch learned faster.** Take a large batch if the gradient of a small one is too
+# noisy, if a recipe asks for it, or if the GPU is not busy with less.
 
 # %% saved-text [markdown]
 # ## What it saves: bytes kept for backward
@@ -194,8 +189,8 @@ peak_guess.compare(round(100 * peaks[8, 1] / peaks[8, 8]), "virtual", because=wh
 # **largest micro-batch that fits**, and as few as give the batch you want.
 #
 # Compare the last row with the second: micro-batches of 4 in both, and one window has a higher peak. From the second
-# micro-batch on, the window's gradients are alive during forward, 4 bytes a parameter: 28 GB for 7 billion. So a job
-# that just fits without accumulation may fail with it.
+# micro-batch on, the window's gradients are alive during forward, 4 bytes a parameter. So a job that just fits without
+# accumulation may fail with it.
 #
 # Recorded by Hugging Face, BERT-large on a V100 in float32, with the CUDA context:
 #
@@ -235,13 +230,12 @@ print([len(window) for window in cut(micro_batches, 4)])
 # From a `DataLoader` take `steps` batches at a time with `itertools.islice` (or `itertools.batched`, from Python 3.12
 # on). A window then waits on the *host*; move each micro-batch to the GPU when its turn comes.
 #
-# **Your turn** · 3 minutes. The windows are cut, and two things are still wrong: one with every window, one with the
-# last. Change the loop, so that each window moves the weights as its samples in one batch would.
+# **Your turn** · 3 minutes. Each window is a list of four equal micro-batches; the last has fewer. Two things are still
+# wrong: one with every window, one with the last. Change the loop, so that each window moves the weights as its samples in one batch would.
 
 
 # %% last-turn tags=["your-turn"]
 def train_windows(model, optimizer, windows):
-    """One update for each window, a list of four equal micro-batches; the last has fewer."""
     # TODO: two lines do harm where they stand, or as they are
     ### BEGIN SOLUTION
     for window in windows:
@@ -275,8 +269,7 @@ mean_guess = gpulab.predict("A sample of the last one weighs how much, against o
 x, y = images[:50], labels[:50]
 print(f"each mean times 1/4: a gap of {gap(make_cnn(), x, y):.0e}")
 print(f"by its share: a gap of {gap(make_cnn(), x, y, weight=lambda b: len(b) / 50):.0e}")
-why = "Two samples share a quarter of the weight, as sixteen do in the others."
-mean_guess.compare((1 / 4 / 2) / (1 / 4 / 16), "computed", because=why)
+mean_guess.compare(16 / 2, "computed", because="Two samples share a quarter, as sixteen do elsewhere.")
 
 # %% mean-explain [markdown]
 # Multiply each mean by its share of the window, `len(x) / samples`. The same holds for the loss that you *report*: a
@@ -304,7 +297,7 @@ for name, weight in ways.items():
 
 # %% token-explain [markdown]
 # So take `reduction="sum"`, and divide by the tokens of the **whole window**. Count them before the first backward,
-# which is another reason to cut the windows first. With several processes, count the tokens over all ranks (lesson 12).
+# which is another reason to cut the windows first. With several processes, count over all ranks (lesson 12).
 #
 # One more trap: a micro-batch of nothing but padding, as where a long prompt was cut and only answers carry labels. Its
 # mean is 0/0. With `F.cross_entropy` only the *reported* loss is `nan`; with a mask of your own the gradient is too, and
@@ -323,10 +316,10 @@ import functools
 import torchvision
 
 pictures, classes = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
-for norm in (nn.BatchNorm2d, functools.partial(nn.GroupNorm, 16)):
+for norm in (nn.BatchNorm2d, functools.partial(nn.GroupNorm, 8)):
     resnet18 = torchvision.models.resnet18(num_classes=10, norm_layer=norm)
     cnn = gap(make_cnn(norm(16)), images[:64], labels[:64])
-    print(f"{norm(16)}: gaps of {cnn:.0e} (CNN)", end=" ")
+    print(f"{type(norm(16)).__name__}: gaps of {cnn:.0e} (CNN)", end=" ")
     print(f"and {gap(resnet18, pictures, classes, size=4):.0e} (ResNet-18)")
 
 # %% norm-explain [markdown]
@@ -334,12 +327,11 @@ for norm in (nn.BatchNorm2d, functools.partial(nn.GroupNorm, 16)):
 #
 # - **GroupNorm** or **LayerNorm** repair it.
 # - **Freezing** BatchNorm (its layers in `eval()`, in fine-tuning) is fine too, if its statistics fit.
-# - **SyncBatchNorm** does not help. It shares statistics between *processes* at one moment; micro-batches come one after
-#   the other. Another *momentum* does not help either: it concerns the running statistics.
+# - **SyncBatchNorm** does not help: it shares statistics between *processes*, at one moment. Another *momentum* does not
+#   either: it concerns the running statistics.
 # - **A micro-batch of 16 or 32** is often enough: BatchNorm then trains as with that batch.
 #
-# Whatever mixes samples has the same trouble: contrastive losses (accumulation gives no more negatives), the balancing
-# losses of mixtures of experts. Dropout does not mix samples.
+# Whatever mixes samples has the same trouble: a contrastive loss gets no more negatives by accumulation.
 
 # %% amp-text [markdown]
 # ## With mixed precision and clipping
@@ -397,9 +389,8 @@ def last_lines():
 for i, (x, y) in enumerate(micro_batches[:4]):
     loss = F.cross_entropy(cnn(x.to("cuda")), y.to("cuda")) / 4
     scaler.scale(loss * float("inf") if i == 2 else loss).backward()
-waits = gpulab.timing.syncs(last_lines)
+print(gpulab.timing.syncs(last_lines))
 print(f"scale {scaler.get_scale():,.0f}, steps of the schedule: {schedule.last_epoch}")
-waits
 
 # %% amp-explain [markdown]
 # **An overflow in one micro-batch costs the whole window**: the `inf` is added to `.grad`, and the step is skipped. And
@@ -415,8 +406,7 @@ sum_guess = gpulab.predict("1.0, added a thousand times in bf16")
 total = torch.zeros(1, dtype=torch.bfloat16)
 for _ in range(1000):
     total += 1
-why = "8 significant bits: the next number is 2 higher, and the sum is rounded back."
-sum_guess.compare(total.item(), "computed", because=why)
+sum_guess.compare(total.item(), "computed", because="It has 8 bits: 257 is rounded back to 256.")
 
 # %% rate-text [markdown]
 # ## Learning rate and schedule
@@ -428,13 +418,12 @@ sum_guess.compare(total.item(), "computed", because=why)
 # - **The learning rate may grow.** Rules of thumb: in proportion to the batch for SGD with warm-up, with its square root
 #   for Adam. They are starting points for a search.
 #
-# **Your turn** · 2 minutes. A cosine schedule wants `T_max`, the updates of the whole training. Count them. The last
-# micro-batch of an epoch may be short, and so may its last window; both are used.
+# **Your turn** · 2 minutes. A cosine schedule wants `T_max`, the updates of the whole training. Count them, with windows
+# of `steps` micro-batches. The last micro-batch of an epoch may be short, and so may its last window; both are used.
 
 
 # %% rate-turn tags=["your-turn"]
 def updates_of(samples, micro_batch, steps, epochs):
-    """How often the optimizer steps, with windows of `steps` micro-batches."""
     # TODO: the micro-batches of an epoch, then its windows
     ### BEGIN SOLUTION
     batches = -(-samples // micro_batch)  # rounded up
@@ -448,33 +437,30 @@ gpulab.turn.update_count(updates_of)
 # %% adam-text [markdown]
 # ### A forgotten division
 #
-# Somebody forgets the division by 4. Every gradient is four times as large. How far do five updates of SGD move the
-# weights, against the right loop, and how far do five of Adam?
+# Somebody forgets the division by 4, so every gradient is four times as large. SGD then steps four times as far. How far
+# do five updates of Adam move the weights, against the right loop?
 
 # %% adam-predict
 adam_guess = gpulab.predict("Adam without the division moves the weights how far?", unit="times")
 
 
 # %% adam-run
-def distance(kind, factor):
+def weights_after(factor):
     model = make_cnn()
-    optimizer = kind(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(5):
         optimizer.zero_grad()
         (factor * F.cross_entropy(model(images[:64]), labels[:64])).backward()
         optimizer.step()
-    moved = zip(model.parameters(), make_cnn().parameters(), strict=True)
-    return sum((p - q).square().sum() for p, q in moved).sqrt().item()
+    return nn.utils.parameters_to_vector(model.parameters())
 
 
-sgd, adam = (distance(kind, 4) / distance(kind, 1) for kind in (torch.optim.SGD, torch.optim.Adam))
-print(f"SGD: {sgd:.2f} times as far")
-why = "Adam divides its step by the running size of the gradient, so a constant factor cancels."
-adam_guess.compare(round(adam, 2), because=why)
+start = nn.utils.parameters_to_vector(make_cnn().parameters())
+ratio = (weights_after(4) - start).norm() / (weights_after(1) - start).norm()
+adam_guess.compare(round(ratio.item(), 2), because="Adam divides by the gradient's running size.")
 
 # %% adam-explain [markdown]
-# Such a mistake stays in the code for years, until somebody adds clipping (whose limit is now four times too strict), or
-# looks at the logged norm.
+# Such a mistake stays in the code until somebody adds clipping, whose limit is now four times too strict.
 
 # %% ddp-text [markdown]
 # ## Across processes: `no_sync`
@@ -516,7 +502,8 @@ def checkpointed(network):  # lesson 06: each block is computed again
     return made
 
 # %% remedies-run
-def remedies(network, batch):
+plans = {}
+for title, network, batch in (("GPT, 64 texts", gpt, 64), ("ResNet-50, 192 images", resnet, 192)):
     builds = {
         "as it is": update(network, batch),
         "SGD in place of Adam": update(network, batch, kind=torch.optim.SGD),
@@ -525,10 +512,7 @@ def remedies(network, batch):
         "checkpointing": update(checkpointed(network), batch),
         "autocast, 4 micro-batches": update(network, batch // 4, half=True),
     }
-    return {name: gpulab.plan(build, batch, "T4") for name, build in builds.items()}
-
-
-plans = {"GPT, 64 texts": remedies(gpt, 64), "ResNet-50, 192 images": remedies(resnet, 192)}
+    plans[title] = {name: gpulab.plan(build, batch, "T4") for name, build in builds.items()}
 
 # %% remedies-plot
 import matplotlib.pyplot as plt
@@ -536,14 +520,13 @@ import matplotlib.pyplot as plt
 gpulab.style.use()
 figure, panels = plt.subplots(1, 2, figsize=(9.6, 3), sharey=True)
 for axes, (title, found) in zip(panels, plans.items(), strict=True):
-    gib = {name: plan.peak_allocated / 2**30 for name, plan in found.items()}
-    axes.barh(list(gib), list(gib.values()))
     for name, plan in found.items():
+        axes.barh(name, plan.peak_allocated / 2**30, color=gpulab.style.SKY)
         words = f"{plan.step_ms / found['as it is'].step_ms:.2f} × time" + ", no fit" * (not plan.fits)
-        axes.text(gib[name] + 0.3, name, words, va="center")
+        axes.text(plan.peak_allocated / 2**30 + 0.3, name, words, va="center")
     axes.set(title=title, xlabel="GiB at the peak (virtual T4)", xlim=(0, 29))
 panels[0].invert_yaxis()
-gpulab.style.show(figure, alt=f"Bars: the peak with each of six remedies. {title}, in GiB: {gib}")
+gpulab.style.show(figure, alt="Peaks with six remedies: lowest with autocast and 4 micro-batches")
 
 # %% remedies-explain [markdown]
 # What grows with the batch is what shrinks. Micro-batches save most, and on kernels this long cost next to nothing.
@@ -576,9 +559,9 @@ gpulab.style.show(figure, alt=f"Bars: the peak with each of six remedies. {title
 # | “Accumulation is mathematically equal to the large batch.” | To rounding, for a mean over independent samples with the right weights. Not with BatchNorm. | *The same gradient*, *BatchNorm* |
 # | “`if (i + 1) % steps == 0: optimizer.step()`” | Wrong at the end of each epoch that does not come out even. | *A question worth asking* |
 # | “Divide the loss by `accumulation_steps`.” | For full windows of equal micro-batches. Else divide by what the window holds, in samples or tokens. | *Mean of means*, *Token-weighted loss* |
-# | “Forgetting `zero_grad` fills the memory.” | Wrong: gradients are added in place. The result is wrong, the memory is not. | lesson 05 |
-# | “You get the memory of a small batch for free.” | Its activations; not less than weights, gradients and state, and the gradients live during forward. Speed where the GPU waits for the host. | *What it saves* |
-# | “Accumulation trains faster.” | It makes each update cleaner and rarer. Per epoch, the small batch learned faster here. | *The same gradient* |
+# | “Forgetting `zero_grad` fills the memory.” | Wrong: gradients are added in place. | lesson 05 |
+# | “You get the memory of a small batch for free.” | Its activations; weights, gradients and state stay. It costs speed where the GPU waits for the host. | *What it saves* |
+# | “Accumulation trains faster.” | It makes updates cleaner and less frequent. | *The same gradient* |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
@@ -586,24 +569,15 @@ gpulab.style.show(figure, alt=f"Bars: the peak with each of six remedies. {title
 # **Backward once for the whole window**, on the sum of the losses. The gradient is right, and every graph stays alive
 # until then: the memory of the large batch.
 #
-# **Unscaling every micro-batch.** `unscale_` divides in place, so PyTorch refuses a second time:
-
-# %% mistake-unscale tags=["raises-exception"]
-for x, y in micro_batches[:4]:
-    scaler.scale(F.cross_entropy(cnn(x.to("cuda")), y.to("cuda")) / 4).backward()
-    scaler.unscale_(optimizer)
-
-# %% mistake-unscale-repair [markdown]
-# Move `unscale_` after the inner loop. A `scaler.update()` in the inner loop silences the message and is worse, as you
-# saw.
+# **Unscaling every micro-batch.** `unscale_` divides in place, so PyTorch refuses a second time: *unscale_() has already
+# been called on this optimizer since the last update()*. Move it after the inner loop. A `scaler.update()` in the inner
+# loop silences the message and is worse, as you saw.
 #
 # **`loss.item()` for every micro-batch.** It waits until the GPU has done everything queued so far. Add up
 # `loss.detach()` on the device, and call `.item()` once per update (lesson 03).
 
 # %% quiz-text [markdown]
 # ## Quick check
-#
-# Choose with the arrow keys, answer with Tab and Enter.
 
 # %% quiz
 gpulab.quiz(8)
@@ -617,7 +591,7 @@ gpulab.quiz(8)
 #    alive during forward.
 # 4. Once per window: unscale, clip, step, update, and the schedule if the step was not skipped. The last window is one
 #    too.
-# 5. Remove garbage, then take what costs no time, then the largest micro-batch that fits, then checkpointing.
+# 5. First remove garbage, then what costs no time, then the largest micro-batch that fits, then checkpointing.
 #
 # **For the checklist:** divide by what the window holds · the last window steps · clip after unscale · the schedule
 # counts updates that happened · no BatchNorm across micro-batches.
@@ -631,6 +605,6 @@ gpulab.quiz(8)
 # ## References
 #
 # - PyTorch documentation, *Automatic Mixed Precision examples*: “Gradient accumulation”.
-# - Hugging Face, *Fixing Gradient Accumulation*, October 2024; *Methods and tools for efficient training on a single
-#   GPU* (2022 version), for the BERT-large table.
+# - Hugging Face, *Fixing Gradient Accumulation*, 2024; *Methods and tools for efficient training on a single GPU*, 2022
+#   (BERT-large).
 # - Learning rates: Goyal et al., arXiv 1706.02677 (SGD); Malladi et al., arXiv 2205.10287 (Adam).
