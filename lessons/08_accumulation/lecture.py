@@ -520,12 +520,11 @@ import matplotlib.pyplot as plt
 gpulab.style.use()
 figure, panels = plt.subplots(1, 2, figsize=(9.6, 3), sharey=True)
 for axes, (title, found) in zip(panels, plans.items(), strict=True):
-    for name, plan in found.items():
+    for name, plan in reversed(found.items()):
         axes.barh(name, plan.peak_allocated / 2**30, color=gpulab.style.SKY)
         words = f"{plan.step_ms / found['as it is'].step_ms:.2f} × time" + ", no fit" * (not plan.fits)
         axes.text(plan.peak_allocated / 2**30 + 0.3, name, words, va="center")
     axes.set(title=title, xlabel="GiB at the peak (virtual T4)", xlim=(0, 29))
-panels[0].invert_yaxis()
 gpulab.style.show(figure, alt="Peaks with six remedies: lowest with autocast and 4 micro-batches")
 
 # %% remedies-explain [markdown]
