@@ -138,9 +138,9 @@ with gpulab.memory.timeline() as told:
 told
 
 # %% saved-explain [markdown]
-# A quarter of the samples, a quarter of the activations. Now the part that does not shrink. Weights, gradients and
+# A quarter of the samples, a quarter of the activations (thin spikes are workspaces of kernels). Now the part that does not shrink. Weights, gradients and
 # Adam's state have nothing to do with the batch. So we plan a whole update, with a GPT of 68 million parameters on 512
-# tokens. `update` builds it in the form that `gpulab.plan` wants, and takes the remedies that this lesson ends with.
+# tokens. `update` builds it for `gpulab.plan`, with the remedies that end this lesson.
 
 
 # %% gpt
