@@ -35,7 +35,6 @@ WANTED_ERRORS = {
     "07_mixed_precision": ["RuntimeError"],
     "06_less_memory": ["RuntimeError"],
     "05_out_of_memory": ["OutOfMemoryError", "RuntimeError"],
-    "08_accumulation": ["RuntimeError", "TypeError"],
     "10_profiling": ["AssertionError", "AttributeError", "ValueError"],
     "11_faster_steps": ["RuntimeError"],
     "12_many_gpus": ["RankFailed", "TimeLimit"],

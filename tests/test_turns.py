@@ -1602,6 +1602,65 @@ def clears_inside(model, optimizer, windows):
         optimizer.step()
 
 
+def amp_update(name, judged, inside=(), after=("unscale", "clip", "step", "update"), whole=False):
+    """One update; which calls stand in the inner loop, and which after it. `whole`: the window is one batch."""
+
+    def update(model, optimizer, scaler, window, max_norm):
+        calls = {
+            "unscale": lambda: scaler.unscale_(optimizer),
+            "clip": lambda: nn.utils.clip_grad_norm_(model.parameters(), max_norm),
+            "step": lambda: scaler.step(optimizer),
+            "bare": optimizer.step,
+            "update": scaler.update,
+        }
+        optimizer.zero_grad()
+        if whole:
+            window = [(torch.cat([x for x, _ in window]), torch.cat([y for _, y in window]))]
+        for x, y in window:
+            with torch.autocast("cuda", torch.float16):
+                loss = F.cross_entropy(model(x), y) / len(window)
+            scaler.scale(loss).backward()
+            for called in inside:
+                calls[called]()
+        for called in after:
+            calls[called]()
+
+    update.__name__ = name
+    judged(update)
+
+
+def scaled_after_the_division(model, optimizer, scaler, window, max_norm):
+    for x, y in window:
+        with torch.autocast("cuda", dtype=torch.float16):
+            logits = model(x)
+        scaler.scale(F.cross_entropy(logits.float(), y)).div(len(window)).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+right("window_amp")(scaled_after_the_division)
+amp_update("as_one_batch", right("window_amp"), whole=True)
+amp_update("all_inside", wrong("window_amp", "after every micro-batch"), ("unscale", "clip", "step", "update"), ())
+amp_update(
+    "clips_first", wrong("window_amp", "65536 times", "before clip_grad"), after=("clip", "unscale", "step", "update")
+)
+amp_update(
+    "clips_each",
+    wrong("window_amp", "every micro-batch clips", "after unscale_"),
+    ("clip",),
+    ("unscale", "step", "update"),
+)
+amp_update("clips_last", wrong("window_amp", "before step()"), after=("unscale", "step", "clip", "update"))
+amp_update("never_clips", wrong("window_amp", "clip_grad_norm_() is gone"), after=("unscale", "step", "update"))
+amp_update("never_unscales", wrong("window_amp", "unscale_() is gone"), after=("clip", "step", "update"))
+amp_update("amp_never_steps", wrong("window_amp", "no weight has moved"), after=("unscale", "clip", "update"))
+amp_update("never_updates", wrong("window_amp", "the scale is 65,536"), after=("unscale", "clip", "step"))
+amp_update("bare_step", wrong("window_amp", "a window with an overflow"), after=("unscale", "clip", "bare", "update"))
+
+
 @right("update_count")
 def in_one_division(samples, micro_batch, steps, epochs):
     return math.ceil(samples / (micro_batch * steps)) * epochs

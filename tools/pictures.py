@@ -221,6 +221,46 @@ LATE_ERROR = (
     "By default the host goes on while the kernel fails, and backward is blamed. "
     "With CUDA_LAUNCH_BLOCKING=1 cross_entropy waits for its kernel, and is blamed."
 )
+def windows() -> Picture:
+    """Ten micro-batches with windows of eight: as tutorials print the loop, and with the last window used."""
+    body = []
+    for y, name, first, last in (
+        (10, "as printed", "8 losses, each ÷ 8: one step", "no step, stays in .grad"),
+        (96, "all windows", "8 losses, each ÷ 8: one step", "each ÷ 2: one step"),
+    ):
+        body.append(text(18, y + 24, name, weight="bold"))
+        for i in range(10):
+            x = 128 + 62 * i + (24 if i > 7 else 0)
+            dropped = i > 7 and name == "as printed"
+            body += [
+                bar(x, y, 54, 36, fill=ORANGE if dropped else SKY, hatched=dropped),
+                text(x + 27, y + 24, "16", anchor="middle", fill=INK),
+            ]
+        body += [text(128, y + 58, first), text(648, y + 58, last)]
+    return Picture(860, 166, "A window is what one step uses; the last one may be short", WINDOWS, tuple(body), 1)
+
+
+def weights() -> Picture:
+    """Unequal micro-batches as blocks: as wide as what they hold, as high as the weight of one sample or token."""
+    body = []
+    for y, sizes, wide, high, unit in ((84, (16, 16, 16, 2), 6.0, 600, "samples"), (196, (5, 22), 11.0, 330, "tokens")):
+        total = sum(sizes)
+        for x, shares in ((18.0, [1 / len(sizes)] * len(sizes)), (468.0, [size / total for size in sizes])):
+            words = "mean of means" if x < 100 else f"each by its share of the {total}"
+            body.append(text(x, y + 44, words, fill=MUTED))
+            for size, share in zip(sizes, shares, strict=True):
+                height = share / size * high
+                body += [
+                    bar(x, y - height, size * wide, height, fill=ORANGE if size == min(sizes) else SKY),
+                    text(x + size * wide / 2, y + 20, str(size), anchor="middle"),
+                ]
+                x += size * wide + 4
+            body.append(text(x + 8, y + 20, unit))
+    return Picture(
+        860, 250, "Height is the weight of one sample or token: it should be the same", WEIGHTS, tuple(body), 1
+    )
+
+
 GPU_MEMORIES = (
     "Data paths of an A100 to scale: "
     "registers to lanes 117 TB/s, L1 and shared memory 19.5, L2 7.2, HBM 2.0, PCIe 0.03."
@@ -331,6 +371,12 @@ FORMAT_BITS = (
 CAST_IN_GRAPH = (
     "Forward: the float32 weight is cast to a 16-bit copy, which is multiplied by a 16-bit input. "
     "Backward: the 16-bit gradient of the copy is cast to a float32 gradient of the weight."
+WINDOWS = (
+    "Ten micro-batches: the printed loop steps after eight and leaves two; else the two make a window of their own."
+)
+WEIGHTS = (
+    "Micro-batches of 16, 16, 16 and 2 samples, and of 5 and 22 tokens: in a mean of means "
+    "the small one's samples or tokens weigh most; weighted by share, all weigh the same."
 )
 TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "host_and_gpu": host_and_gpu,
@@ -343,6 +389,8 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "late_error": late_error,
     "format_bits": format_bits,
     "cast_in_graph": cast_in_graph,
+    "windows": windows,
+    "weights": weights,
 }
 
 

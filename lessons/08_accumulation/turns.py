@@ -1,4 +1,4 @@
-"""Judges the turns of lesson 08: a loop over windows, and the number of updates of a training."""
+"""Judges the turns of lesson 08: a loop over windows, one under autocast, and the number of updates of a training."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.turns import AsGiven, NotYet, turn
 from gpulab.exercise.wording import brief, is_number
 
@@ -86,6 +87,99 @@ def _trained(
         if steps == "window":
             optimizer.step()
     return _weights(model)
+
+
+# The calls after a scaled backward: those in the inner loop, those after it; what they do, and why.
+_RIGHT: tuple[tuple[str, ...], tuple[str, ...]] = (), ("unscale", "clip", "step", "update")
+_AS_GIVEN = ("unscale", "clip", "update"), ("step",)
+_PLACES: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
+    (_RIGHT[1], (), "the optimizer steps after every micro-batch", "step() has to stay after the inner loop"),
+    ((), ("clip", "unscale", "step", "update"), "the gradient is clipped while it is 65536 times as large",
+     "unscale_() comes before clip_grad_norm_()"),
+    (("clip",), ("unscale", "step", "update"), "every micro-batch clips a gradient that is 65536 times as large",
+     "clip_grad_norm_() comes once, after unscale_()"),
+    ((), ("unscale", "step", "clip", "update"), "the optimizer steps with a gradient that is not clipped",
+     "clip_grad_norm_() comes before step()"),
+    ((), ("unscale", "step", "update"), "the optimizer steps with a gradient that is not clipped",
+     "clip_grad_norm_() is gone"),
+    ((), ("clip", "step", "update"), "the gradient is clipped while it is 65536 times as large", "unscale_() is gone"),
+)  # fmt: skip
+
+
+@turn("one step for each window, with its own gradient, clipped; an overflow skips it and halves the scale")
+def window_amp(answer: Any) -> None:
+    """A function (model, optimizer, scaler, window, max_norm): one update under autocast, clipped once."""
+    with virtual_gpu():
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).cuda()
+        window = [(torch.randn(7, 6, device="cuda"), torch.randint(3, (7,), device="cuda")) for _ in range(STEPS)]
+        most = 0.25 * _norm(model, window)
+        start, (got, _) = _weights(model), _updated(answer, model, window, most)
+        if _alike(got, _placed(model, window, most, *_RIGHT), start):
+            broken = [(x * math.inf if i == 1 else x, y) for i, (x, y) in enumerate(window)]
+            got, scale = _updated(answer, model, broken, most)
+            if not torch.equal(got, start):
+                raise NotYet("a window with an overflow moves the weights", expected="a step that is skipped",
+                             likely="scaler.step(optimizer) skips it; optimizer.step() does not")  # fmt: skip
+            if scale != 32768.0:
+                raise NotYet(f"after an overflow the scale is {scale:,.0f}", expected="32,768, half of it",
+                             likely="scaler.update() comes once, after step()")  # fmt: skip
+            return
+        if _alike(got, _placed(model, window, most, *_AS_GIVEN), start):
+            raise AsGiven("each window moves the weights by a gradient that is divided by the scale over and over")
+        if torch.equal(got, start):
+            raise NotYet("no weight has moved", expected="one step", likely="scaler.step(optimizer) is gone")
+        for inside, after, told, likely in _PLACES:
+            if _alike(got, _placed(model, window, most, inside, after), start):
+                raise NotYet(told, expected="one clipped step for the whole window", likely=likely)
+        raise NotYet(
+            "the weights move elsewhere than one clipped step of the whole window takes them",
+            expected="after the inner loop, once each: unscale_, clip_grad_norm_, step, update",
+            likely="one of the four still stands in the inner loop",
+        )
+
+
+def _norm(model: nn.Module, window: Window) -> float:
+    """The norm of the window's gradient."""
+    losses = [F.cross_entropy(model(x), y) for x, y in window]
+    parts = torch.autograd.grad(sum(losses[1:], losses[0]) / len(window), list(model.parameters()))
+    return torch.cat([part.flatten() for part in parts]).norm().item()
+
+
+def _updated(update: Callable[..., Any], model: nn.Module, window: Window, most: float) -> tuple[torch.Tensor, float]:
+    """The weights of a copy of the model, and the scale, after one update."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scaler = torch.amp.GradScaler("cuda")
+    update(model, optimizer, scaler, window, most)
+    return _weights(model), scaler.get_scale()
+
+
+def _placed(model: nn.Module, window: Window, most: float, inside: Sequence[str], after: Sequence[str]) -> torch.Tensor:
+    """The weights after an update with these calls in the inner loop and after it."""
+
+    def update(model: nn.Module, optimizer: Any, scaler: Any, window: Window, most: float) -> None:
+        calls = {
+            "unscale": lambda: scaler.unscale_(optimizer),
+            "clip": lambda: nn.utils.clip_grad_norm_(model.parameters(), most),
+            "step": lambda: scaler.step(optimizer),
+            "update": scaler.update,
+        }
+        for x, y in window:
+            with torch.autocast("cuda", torch.float16):
+                loss = F.cross_entropy(model(x), y) / len(window)
+            scaler.scale(loss).backward()
+            for name in inside:
+                calls[name]()
+        for name in after:
+            calls[name]()
+
+    return _updated(update, model, window, most)[0]
+
+
+def _alike(got: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> bool:
+    """Whether two updates move the weights alike: to a hundredth of the way."""
+    way = (other - start).norm().item()
+    return (got - other).norm().item() <= 0.01 * way + 1e-9
 
 
 @turn("as many updates as the loop makes, short last batches and windows included: what T_max has to be")
