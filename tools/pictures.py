@@ -221,6 +221,8 @@ LATE_ERROR = (
     "By default the host goes on while the kernel fails, and backward is blamed. "
     "With CUDA_LAUNCH_BLOCKING=1 cross_entropy waits for its kernel, and is blamed."
 )
+
+
 def windows() -> Picture:
     """Ten micro-batches with windows of eight: as tutorials print the loop, and with the last window used."""
     body = []
@@ -371,6 +373,7 @@ FORMAT_BITS = (
 CAST_IN_GRAPH = (
     "Forward: the float32 weight is cast to a 16-bit copy, which is multiplied by a 16-bit input. "
     "Backward: the 16-bit gradient of the copy is cast to a float32 gradient of the weight."
+)
 WINDOWS = (
     "Ten micro-batches: the printed loop steps after eight and leaves two; else the two make a window of their own."
 )
