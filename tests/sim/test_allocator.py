@@ -317,7 +317,7 @@ class TestPicture:
 
     def test_blocks_are_to_scale_on_the_whole_memory(self):
         memory = 824  # pixels from margin to margin
-        pieces = [e for e in ET.fromstring(Allocator().svg()).iter() if e.get("height") == "60"]
+        pieces = [e for e in ET.fromstring(Allocator().svg()).iter() if e.get("height") == "84"]
         wide = [float(e.get("width")) for e in pieces]
         assert {round(memory * part / 100, 1) for part in (12, 36, 60, 40)} <= set(wide)
 

@@ -213,7 +213,7 @@ def _chart(result: Memory) -> list[str]:
         plot.frame(),
         line_key(CHART_LEFT, COUNTS - 7, "reserved", stroke=VERMILLION, width=3, dash="5 3"),
         line_key(CHART_LEFT + 106, COUNTS - 7, "allocated, by step", stroke=BLUE, width=3),
-        note(END, COUNTS - 7, "✗ failed" * any(moment.error for moment in moments), anchor="end"),
+        *([note(END, COUNTS - 7, "✗ failed", anchor="end")] if any(moment.error for moment in moments) else ()),
         plot.curve(stairs([moment.allocated for moment in moments]), stroke=BLUE, width=3),
         plot.curve(stairs([moment.reserved for moment in moments]), stroke=VERMILLION, width=3, dash="5 3"),
     ]

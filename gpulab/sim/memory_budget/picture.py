@@ -113,7 +113,8 @@ def _gpu(fit: Fit, top: float, peak: int, full: Scale) -> str:
     row += bar(LEFT, top + 2, full.at(min(peak, memory)) - LEFT, ROW - 5, fill=RULE if no else SKY)
     if memory > full.high:  # it goes on
         row += shape([(right - 8, top + 4), (right - 1, top + 8.5), (right - 8, top + 13)], fill=INK)
-    words = f"✗ FSDP × {fit.ranks:,}" if fit.ranks and not fit.largest else fit.words
+    words = f"✗ {fit.words.partition(': ')[2]}" if no and fit.largest else fit.words
+    words = f"✗ FSDP × {fit.ranks:,}" if fit.ranks and not fit.largest else words
     row += small(ANSWER, y, words, weight="" if no else "bold")
     if fit.largest:
         batch = min(fit.largest, MOST)
