@@ -31,7 +31,7 @@ DEFAULT = {
     "room": 8,
     "wait": 7,
     "elements": 2100,
-    "frame": 13,
+    "frame": 80,
     "look": 1,
 }
 
@@ -79,7 +79,7 @@ def every_clock(values):
 class TestByHand:
     def test_four_sms_of_32_lanes_are_128(self):
         assert (kernel().all_lanes, kernel().rows_of_lanes) == (128, 1)
-        assert "4 SMs × 32 lanes = 128 “CUDA cores”" in kernel().finding
+        assert "4 × 32 = 128 “CUDA cores”" in Architecture().svg()
 
     def test_2100_elements_need_a_third_wave_for_one_block(self):
         seen = kernel()
@@ -89,12 +89,12 @@ class TestByHand:
         assert [(wave.start, wave.clocks) for wave in seen.waves] == [(0, 32), (32, 32), (64, 32)]
         assert seen.busy == pytest.approx(2100 * 4 / (128 * 96))
         assert [wave.busy for wave in seen.waves] == pytest.approx([1, 1, 52 / 1024])
-        assert "the last of 3 waves fills 1 of 16 places" in seen.finding
+        assert "busy 68% of the time: the last wave of blocks leaves 3 of 4 SMs without work" in seen.finding
 
     def test_52_elements_less_are_a_third_faster(self):
         seen = kernel(elements=2048)
         assert (seen.clocks, seen.busy) == (64, 1)
-        assert "all at work" in seen.finding
+        assert "All 128 lanes are busy" in seen.finding
 
     def test_all_lanes_work_at_each_clock_of_a_full_wave_and_one_warp_issues_on_each_sm(self):
         for clock in range(64):
@@ -117,10 +117,10 @@ class TestByHand:
         seen = kernel(room=4, elements=2048)
         assert (seen.resident, seen.needed, seen.hidden) == (4, 8, 0.5)
         assert seen.busy == pytest.approx(0.5)
-        assert "an SM needs 8 warps, and has 4" in seen.finding
+        assert "4 warps on an SM are too few" in seen.finding
 
     def test_more_warps_than_needed_wait_for_their_turn(self):
-        seen = kernel(room=16, elements=2048)
+        seen = kernel(room=16, elements=2048, frame=13)
         assert seen.period(seen.blocks_per_sm) == 16
         assert seen.busy == 1
         assert "ready" in {warp.state for warp in seen.warps_on(0)}
@@ -129,12 +129,12 @@ class TestByHand:
         seen = kernel(threads=33, elements=4 * 4 * 33)
         assert (seen.warps_per_block, seen.clocks) == (2, 32)
         assert seen.busy == pytest.approx(33 / 64)
-        assert "blocks of 33 fill 52%" in seen.finding
+        assert "busy 52% of the time: blocks of 33 threads" in seen.finding
         assert [kernel(threads=33, elements=528, frame=clock).working[0] for clock in (0, 1)] == [[32], [1]]
 
     def test_a_tensor_of_a_few_blocks_leaves_sms_without_work(self):
-        seen = kernel(gpu="T4", sms=40, lanes=64)
-        assert "33 blocks for 40 SMs: 7 have no work" in seen.finding
+        seen = kernel(gpu="T4", sms=40, lanes=64, frame=13)
+        assert "the only wave of blocks leaves 7 of 40 SMs without work" in seen.finding
         assert [seen.blocks_on(sm) for sm in (0, 32, 33, 39)] == [1, 1, 0, 0]
 
     def test_a_short_last_wave_of_many_warps_is_faster(self):
@@ -253,13 +253,14 @@ class TestSimulator:
 
     def test_the_default_state_makes_the_point(self):
         sim = Architecture()
-        assert sim.result == Kernel(TOY, 4, 32, 64, 8, 7, 2100, 13)
-        assert sim.picture.title == (
-            "4 SMs × 32 lanes = 128 “CUDA cores”, at work 68% of the time: the last of 3 waves fills 1 of 16 places"
-        )
-        assert "128 of 128 lanes at work" in sim.svg()
+        assert sim.result == Kernel(TOY, 4, 32, 64, 8, 7, 2100, 80)
+        assert sim.values.items() >= Architecture.states[1].values.items()
+        # what the headline says is on the screen: SMs without work, and a warp on the only other one
+        assert sim.picture.title.endswith("leaves 3 of 4 SMs without work")
+        assert sim.svg().count("no block, no work") == 3
+        assert "32 of 128 lanes at work" in sim.svg()
         assert "1 issuing" in sim.svg()
-        assert "7 waiting" in sim.svg()
+        assert "1 waiting" in sim.svg()
 
     def test_a_preset_holds_its_own_numbers_and_gives_the_others_back(self):
         sim = Architecture(sms=6)
@@ -283,7 +284,7 @@ class TestSimulator:
         assert len(many) < 60_000
 
     def test_warps_differ_by_more_than_colour(self):
-        sim = Architecture(room=16)
+        sim = Architecture(room=16, frame=13)
         assert {warp.state for warp in sim.result.warps_on(0)} == {"issuing", "waiting", "ready"}
         assert sim.svg().count("ready") == 1
         # the mark within a ready warp's box
@@ -307,9 +308,10 @@ class TestTouch:
         assert (full.busy, full.clocks) == (1, 64)
         assert "every wave is full" in full.finding
         assert (tail.waves[-1].blocks, tail.clocks) == (1, 96)
-        assert "the last of 3 waves fills 1 of 16 places" in tail.finding
+        assert "leaves 3 of 4 SMs without work" in tail.finding
         assert few.busy == few.hidden == 0.25
-        assert "an SM needs 32 warps, and has 8" in few.finding
+        assert "8 warps on an SM are too few to hide the wait" in few.finding
+        assert "8 warps; 32 would hide the wait" in Architecture(**Architecture.states[2].values).svg()
 
     @pytest.mark.parametrize("gpu", [TOY, "T4", "B200"])
     def test_a_click_on_an_sm_shows_its_warps(self, gpu):
@@ -318,11 +320,11 @@ class TestTouch:
         looks = [json.loads(one) for one in re.findall(r"data-set='([^']*)'", page.view["svg"])]
         assert looks == [{"look": sm + 1} for sm in range(seen.sms)]
         last = page.ask(look=seen.sms)["svg"]
-        assert f"SM {seen.sms}: {len(seen.warps_on(seen.sms - 1))} resident warps" in last
+        assert f"SM {seen.sms}: {len(seen.warps_on(seen.sms - 1))} warps" in last
 
     def test_the_tail_has_no_warps_on_the_other_sms(self):
-        assert "SM 1: 2 resident warps" in Architecture(frame=64).svg()
-        assert "SM 2: 0 resident warps" in Architecture(frame=64, look=2).svg()
+        assert "SM 1: 2 warps" in Architecture(frame=64).svg()
+        assert "SM 2: 0 warps" in Architecture(frame=64, look=2).svg()
 
     def test_the_sm_is_one_that_there_is(self):
         sim = Architecture(gpu="H100", look=132)
@@ -346,7 +348,7 @@ class TestTouch:
         assert round(low + (drawn - start) / (end - start) * (high - low)) == sim.values["frame"]
 
     def test_the_parts_of_a_warps_turn_are_explained(self):
-        svg = Architecture().svg()
+        svg = Architecture(frame=13).svg()
         assert "1 issuing: an instruction in this clock" in svg
         assert "7 waiting: the level shows how far, of 7 clocks" in svg
         assert "wave 3: 1 block in 16 places" in svg

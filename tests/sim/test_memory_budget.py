@@ -443,7 +443,7 @@ class TestStates:
         assert "DDP shards nothing" in ddp.finding
         assert fsdp.states * 8 == pytest.approx(one.states, rel=1e-6)
         assert len(fsdp.fitting) > len(one.fitting)
-        assert "8 of 12 GPUs here have that" in fsdp.finding
+        assert "most GPUs here have that" in fsdp.finding
 
 
 class TestBadValues:

@@ -47,8 +47,7 @@ class TestByHand:
         sim = Pipeline()
         assert sim.result.step == pytest.approx(60 * MS + PAGEABLE, rel=1e-3)
         assert sim.result.finding == (
-            "In the long run the GPU computes 35% of the time: the main process loads a batch, then copies it,"
-            " and the GPU waits"
+            "The GPU computes 35% of the time: the main process loads a batch, then copies it, and the GPU waits"
         )
 
     @pytest.mark.parametrize(
@@ -180,7 +179,10 @@ class TestChoices:
         [
             ({"workers": 2}, "it stands still in each copy of 11 ms, and more workers do not help"),
             ({"workers": 1}, "1 worker brings a batch every 60 ms, and it needs one every 25 ms"),
-            ({"workers": 3, "side": True}, "100% of the time: only an epoch's first batch keeps it waiting"),
+            (
+                {"workers": 3, "side": True},
+                "Only an epoch's first batch keeps the GPU waiting, 119 ms; then it computes 100%",
+            ),
             ({"workers": 7, "side": True}, "; 3 workers would do"),
             ({"workers": 8, "side": True, "compute": 1, "load": 1}, "a copy takes 11 ms, longer than all else"),
             ({"workers": 8, "pinned": True, "compute": 1, "load": 1}, "the one thread that pins takes 6.7 ms a batch"),
@@ -341,7 +343,9 @@ class TestStates:
     def test_with_copies_beside_it_the_gpu_waits_for_the_first_batch_alone(self):
         result = Pipeline(**Pipeline.states[2].values).result
         assert result.computing > 0.99
-        assert result.finding.endswith("only an epoch's first batch keeps it waiting, 177 ms")
+        assert result.finding.startswith(
+            "Only an epoch's first batch keeps the GPU waiting, 177 ms; then it computes 100%"
+        )
         assert "waits 177 ms" in Pipeline(**Pipeline.states[2].values).svg()  # in the lane, the same
         # 3 workers start, load, one batch is pinned in fresh memory and copied
         assert result.idle(0) == pytest.approx(result.run.copied[0], rel=0.01)

@@ -132,13 +132,13 @@ class TestFindings:
     def test_the_default_makes_the_point(self):
         sim = Spot()
         assert sim.result.finding == (
-            "A checkpoint every 4 h loses 30.3 h of work; every 44 min, 100 h of work take 112 h, not 134 h"
+            "Time beside the work: +34% with checkpoints this rare, +12% at the best interval"
         )
         assert sim.picture.title == sim.result.finding
 
     def test_at_the_formula(self):
         assert at(interval=44).finding == (
-            "A checkpoint every 44 min is near the best: 100 h of work take 112 h and cost 61% less than on demand"
+            "Time beside the work: +12%, near the best; it costs 61% less than on demand"
         )
 
     def test_twice_or_half_the_best_costs_little(self):
@@ -148,7 +148,7 @@ class TestFindings:
 
     def test_too_often(self):
         finding = at(interval=2).finding
-        assert finding.startswith("A checkpoint every 2 min spends 100 h writing; every 44 min")
+        assert finding.startswith("Time beside the work: +105% with checkpoints this frequent, +12%")
 
     def test_spot_that_is_no_cheaper(self):
         assert "more than on demand" in at(interval=44, discount=5).finding
@@ -157,11 +157,11 @@ class TestFindings:
         run = at(checkpoint=1800, between=1, restart=0, interval=10)
         assert "min = √" not in draw(run).text()
         assert "min = √(2 · checkpoint · between)" in draw(at(interval=44)).text()
-        assert "every 42 min" in run.finding
+        assert "every 42 min (best)" in draw(run).text()
 
     def test_never(self):
         run = at(interval=720, between=1)
-        assert "over 100,000 h" in run.finding
+        assert "never done with checkpoints this rare" in run.finding
         assert "never done" in "".join(draw(run).body)
 
 
@@ -226,8 +226,8 @@ class TestOverTheWholeRange:
 class TestTouch:
     def test_the_states_lose_work_then_write_it_all_down_then_do_neither(self):
         rarely, often, best = (at(**state.values) for state in Spot.states)
-        assert "loses" in rarely.finding
-        assert "spends" in often.finding
+        assert "+34% with checkpoints this rare" in rarely.finding
+        assert "+44% with checkpoints this frequent" in often.finding
         assert "near the best" in best.finding
         assert best.hours < min(rarely.hours, often.hours) - 15
         writing, _, lost = best.plan.extra(best.interval)
@@ -306,7 +306,7 @@ class TestForm:
         sim = Spot()
         sim.set(interval=44)
         assert sim.result.interval == pytest.approx(44 / 60)
-        assert "is near the best" in sim.picture.title
+        assert "near the best" in sim.picture.title
 
     def test_lost_work_differs_by_more_than_colour(self):
         assert 'stroke-width="0.8"' in Spot().svg()

@@ -12,8 +12,8 @@ from ..base.touch import Grip, draggable, grasp, named
 from ..base.words import count, percent, size
 from .model import MOST_STEPS, RECORDED, STATE_BYTES, Epoch, Window
 
-STRIP, STRIP_HIGH, STRIP_MOST = 8.0, 22.0, 64  # the epoch: where, how high, micro-batches drawn of it
-ROWS, ROWS_TOP, ROWS_HEIGHT = 5, 84.0, 210.0
+STRIP, STRIP_HIGH, STRIP_MOST = 20.0, 22.0, 64  # the epoch: where, how high, micro-batches drawn of it
+ROWS, ROWS_TOP, ROWS_HEIGHT = 5, 92.0, 210.0
 BAR_LEFT, BAR_RIGHT, STEP, SCALE, ERROR = 112.0, 560.0, 585.0, 618.0, 690.0
 DECADE, LEAST = 31.0, -3  # of the errors: pixels for a factor of ten, and the power of ten that they begin with
 
@@ -38,7 +38,7 @@ def draw(epoch: Epoch) -> Picture:
             body += _row(epoch, windows[index], index, top, high - 10, unit)
             area = grasp(MARGIN, top, END - MARGIN, high - 10)
             living.append(Live(named(area, _content(epoch, windows[index]))))
-    return picture(epoch, 420.0, body, _memory(epoch, ROWS_TOP + ROWS_HEIGHT + 44), living)
+    return picture(epoch, 448.0, body, _memory(epoch, ROWS_TOP + ROWS_HEIGHT + 44), living)
 
 
 def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
@@ -54,7 +54,7 @@ def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
             fill, edge = ORANGE if odd else SKY, INK if wide > 12 else MUTED
             body.append(bar(x, STRIP, room, STRIP_HIGH, fill=fill, hatched=odd, stroke=edge))
             x += wide
-        body.append(fitted(start, x - start - gap, STRIP + 16, str(number + 1), halo=True))
+        body.append(fitted(start, x - start - gap, STRIP - 5, str(number + 1)))
     at = _after(epoch, epoch.steps)
     left = epoch.micro_batches - STRIP_MOST
     words = f"… {left} more" if left > 0 else "a step after every " + str(epoch.steps)
@@ -137,7 +137,7 @@ def _row(epoch: Epoch, window: Window, index: int, top: float, high: float, unit
         body.append(small(STEP - 13, middle - 4, words, halo=True))
         body.append(small(STEP - 13, middle + 13, "Zero .grad, or it joins the next epoch.", halo=True))
         return body
-    body.append(shape([(STEP - 9, middle - 10), (STEP + 9, middle), (STEP - 9, middle + 10)], fill=GREEN))
+    body.append(shape([(STEP - 9, middle - 10), (STEP + 9, middle), (STEP - 9, middle + 10)], fill=GREEN, stroke=INK))
     body.append(text(SCALE, middle + 5, f"× {window.scale:.3g}", weight="bold" if window.scale < 1 else ""))
     body.append(text(END, middle + 5, percent(window.error), anchor="end", weight="bold" if window.error else ""))
     return body + _errors(window, middle)
@@ -156,9 +156,9 @@ def _errors(window: Window, middle: float) -> list[str]:
 
 
 def _memory(epoch: Epoch, top: float) -> list[str]:
+    most = size(epoch.whole_batch_bytes)
     body = [
-        text(MARGIN, top, "memory", weight="bold"),
-        note(MARGIN + 78, top, f"({RECORDED})"),
+        text(MARGIN, top, f"why accumulate: {size(epoch.micro_batch_bytes)}, not {most}", weight="bold"),
         *keys(END, top, ("weights, gradients, Adam", RULE), ("kept for backward", PURPLE, True), ends=True),
     ]
     at_once = (
@@ -170,4 +170,4 @@ def _memory(epoch: Epoch, top: float) -> list[str]:
         top += 34
         parts = ((STATE_BYTES * unit, RULE, False), ((total - STATE_BYTES) * unit, PURPLE, True))
         body.append(named_bar(220, top, name, parts, size(total), high=24))
-    return body
+    return [*body, note(MARGIN, top + 26, RECORDED)]

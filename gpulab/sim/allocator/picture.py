@@ -31,9 +31,9 @@ from ..base.words import count, percent
 from .model import Piece, Segment
 from .result import Memory, mib
 
-PALETTE, STRIP, STRIP_HEIGHT = 48.0, 82.0, 60.0
-FAILED, LENS, LENS_HEIGHT = 170.0, 210.0, 24.0
-COUNTS, CHART_LEFT, CHART_HEIGHT = 264.0, 500.0, 96.0
+PALETTE, STRIP, STRIP_HEIGHT = 48.0, 82.0, 84.0
+FAILED, LENS, LENS_HEIGHT = 194.0, 232.0, 24.0
+COUNTS, CHART_LEFT, CHART_HEIGHT = 284.0, 500.0, 96.0
 FOOT = COUNTS + CHART_HEIGHT + 14
 LETTER = 0.61 * SMALL  # of a program
 SIZES = ("1MiB", "8MiB", "12MiB", "24MiB", "60MiB")  # to be dropped into the memory
@@ -114,7 +114,7 @@ def _strip(result: Memory) -> list[str]:
         x += long
     free = mib(result.run.free)
     body.append(bar(x, STRIP, END - x, STRIP_HEIGHT, fill=RULE, stroke=INK))
-    body.append(fitted(x, END - x, STRIP + 35, f"{free} free on the device", f"{free} free", free))
+    body.append(fitted(x, END - x, STRIP + STRIP_HEIGHT / 2 + 5, f"{free} free on the device", f"{free} free", free))
     apart = round_step(result.capacity / MiB / 9)
     marks = range(int(result.capacity / MiB / apart) + 1)
     sizes = {mark * apart: f"{mark * apart:g}{' MiB' * (mark == 1)}" for mark in marks}
@@ -138,7 +138,10 @@ def _failed(result: Memory, device: float, unit: float) -> list[str]:
         return []
     tried = failed.shortage.tried
     x = END - min(tried, result.capacity) * unit  # what is longer than all memory is cut off
-    words = f"✗ {mib(failed.shortage.requested)} asked: {mib(tried)} of the device needed"
+    asked = f"✗ {mib(failed.shortage.requested)} asked"
+    words = f"{asked}: {mib(tried)} of the device needed"
+    if tried == failed.shortage.requested and x < device:
+        words = f"{asked}: a new segment may not begin inside an old one"
     missing = f"{mib(tried - result.run.free)} are missing"
     beside = fitted(x, device - x, FAILED + 13, missing, halo=True)
     words += "" if beside else f", {missing}"
@@ -210,7 +213,7 @@ def _chart(result: Memory) -> list[str]:
         plot.frame(),
         line_key(CHART_LEFT, COUNTS - 7, "reserved", stroke=VERMILLION, width=3, dash="5 3"),
         line_key(CHART_LEFT + 106, COUNTS - 7, "allocated, by step", stroke=BLUE, width=3),
-        note(END, COUNTS - 7, "✗ failed", anchor="end"),
+        *([note(END, COUNTS - 7, "✗ failed", anchor="end")] if any(moment.error for moment in moments) else ()),
         plot.curve(stairs([moment.allocated for moment in moments]), stroke=BLUE, width=3),
         plot.curve(stairs([moment.reserved for moment in moments]), stroke=VERMILLION, width=3, dash="5 3"),
     ]

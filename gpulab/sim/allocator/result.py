@@ -97,10 +97,7 @@ class Memory(Result):
                 f"{command} fails where {mib(self.largest)} would fit: a request below 10 MiB that finds no block takes"
                 " a whole segment"
             )
-        return (
-            f"{command} fails with {mib(self.free)} free: on the device and in segments, in one piece at most"
-            f" {mib(self.largest)}"
-        )
+        return f"{mib(command.nbytes)} fail with {mib(self.free)} free, but not in one piece"
 
     def _allocated(self, command: Command, asked: int, now: Moment, before: Moment) -> str:
         if now.retried:

@@ -105,8 +105,7 @@ def _data_parallel_lanes(step: Step) -> list[Lane]:
 
 def _readings(y: float, seconds: float | None, speedup: float | None) -> list[str]:
     if seconds is None or speedup is None:
-        words = "one process with a thread for each GPU: it cannot leave its machine"
-        return [text(LEFT + 6, y + 6, words, fill=MUTED, halo=True)]
+        return [note(READ, y, "one process,"), note(READ, y + 17, "one machine")]
     work = f"work of {times(speedup)} GPU" + ("" if speedup == 1 else "s")
     return [text(READ, y, duration(seconds), weight="bold"), small(READ, y + 19, work)]
 

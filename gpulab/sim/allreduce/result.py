@@ -106,7 +106,7 @@ class Step(Result):
     def finding(self) -> str:
         if self.gpus == 1:
             return f"One GPU has nothing to send: its step takes the {duration(self.work.compute)} of its computing"
-        worth = f"{self.gpus} GPUs do the work of {times(self.speedup)}"
+        worth = f"almost {self.gpus} GPUs’ work" if self.efficiency >= 0.95 else f"{times(self.speedup)} GPUs’ work"
         if self.speedup < 0.995:
             worth = f"{self.gpus} GPUs are slower than one"
         backward = self.work.compute - self.work.forward

@@ -31,7 +31,7 @@ class Architecture(Simulator[Kernel]):
         Slider("room", "Room for warps in an SM", 1, MOST_ROOM[0], 8),
         Slider("wait", "A warp waits", 0, 500, 7, unit="clocks", log=True),
         Slider("elements", "Tensor elements", 1, MOST_WAVES * MOST_ROOM[0] * WARP * MOST_SMS, 2100, log=True),
-        Play("frame", "Time", 0, 240, 13),
+        Play("frame", "Time", 0, 240, 80),
         Slider("look", "SM seen close up", 1, MOST_SMS, 1),
     )
     primary = ("elements", "wait", "frame")

@@ -198,35 +198,23 @@ class Kernel(Result):
 
     @property
     def finding(self) -> str:
-        found = f"{count(self.sms, 'SM')} × {self.lanes} lanes = {self.all_lanes:,} “CUDA cores”"
+        found = f"Lanes are busy {percent(self.busy)} of the time"
         full = self.threads / (WARP * self.warps_per_block)
         spread = self.busy / (full * self.hidden)
         worst = min(full, self.hidden, spread)
         last = self.waves[-1]
         if worst >= 0.995:
-            return f"{found}, all at work: {self.resident} warps on each SM hide the wait, and every wave is full"
+            return f"All {self.all_lanes:,} lanes are busy: the warps of each SM hide the wait, and every wave is full"
         if worst == full:
-            return f"{found}, but blocks of {self.threads} fill {percent(full)} of their warps’ lanes"
+            return f"{found}: blocks of {self.threads} threads leave part of their warps’ lanes empty"
         if worst == self.hidden and self.resident < self.needed:
-            return (
-                f"{found}, at work {percent(self.busy)} of the time: to hide the wait, an SM needs"
-                f" {self.needed} warps, and has {self.resident}"
-            )
+            return f"{found}: {count(self.resident, 'warp')} on an SM are too few to hide the wait for memory"
         if last.blocks == self.places:
-            return (
-                f"{found} are at work {percent(self.busy)} of the time, in {count(len(self.waves), 'wave')} of blocks"
-            )
-        if len(self.waves) > 1:
-            return (
-                f"{found}, at work {percent(self.busy)} of the time: the last of {len(self.waves)} waves fills"
-                f" {last.blocks:,} of {self.places:,} places"
-            )
+            return f"{found}, in {count(len(self.waves), 'full wave')} of blocks"
+        wave = "last wave" if len(self.waves) > 1 else "only wave"
         if last.blocks < self.sms:
-            return f"{found}; {count(last.blocks, 'block')} for {self.sms} SMs: {self.sms - last.blocks} have no work"
-        return (
-            f"{found}, at work {percent(self.busy)} of the time: the only wave fills {last.blocks:,} of"
-            f" {self.places:,} places"
-        )
+            return f"{found}: the {wave} of blocks leaves {self.sms - last.blocks} of {self.sms} SMs without work"
+        return f"{found}: the {wave} of blocks fills {percent(last.resident)} of the GPU"
 
     def rows(self) -> list[Row]:
         spec, last = self.spec, self.waves[-1]

@@ -12,14 +12,14 @@ from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, many, percent
 from .model import FRAMES, WARP, Kernel
 
-MAP_RIGHT, MAP_TOP, MAP_BOTTOM = 424.0, 40.0, 262.0
+MAP_RIGHT, MAP_TOP, MAP_BOTTOM = 424.0, 40.0, 246.0
 CLOSE_LEFT = 448.0
-CHART_TOP, CHART_BOTTOM = 308.0, 392.0
+CHART_TOP, CHART_BOTTOM = 296.0, 428.0
 
 
 def draw(kernel: Kernel) -> Picture:
     """All SMs, one of them close up, and the waves of the whole kernel."""
-    return picture(kernel, 418.0, _map(kernel), _close_up(kernel), _waves(kernel))
+    return picture(kernel, 454.0, _map(kernel), _close_up(kernel), _waves(kernel))
 
 
 def _map(kernel: Kernel) -> list[str]:
@@ -32,11 +32,11 @@ def _map(kernel: Kernel) -> list[str]:
     with_lanes = pitch >= 3 and high >= 8 * kernel.rows_of_lanes
     body = [
         text(MARGIN, 14, f"clock {kernel.clock:,}: {lanes:,} of {kernel.all_lanes:,} lanes at work", weight="bold"),
-        _lane_key(MARGIN, 32, "lane at work" if with_lanes else "share of lanes at work", busy=True),
-        _lane_key(150, 32, "idle lane", busy=False) if with_lanes else "",
-        *_without([(262, 21, 16, 12)]),
-        note(284, 32, "SM without blocks"),
+        _lane_key(MARGIN, 32, "lane at work" if with_lanes else "share of lanes at work; grey: no block", busy=True),
     ]
+    if with_lanes:
+        cores = f"{kernel.sms} × {kernel.lanes} = {kernel.all_lanes:,} “CUDA cores”"
+        body += [_lane_key(130, 32, "idle lane", busy=False), note(MAP_RIGHT, 32, cores, anchor="end")]
     corners = [(MARGIN + sm % across * wide, MAP_TOP + sm // across * high) for sm in range(kernel.sms)]
     full: list[Box] = []
     empty: list[Box] = []
@@ -46,13 +46,15 @@ def _map(kernel: Kernel) -> list[str]:
         if with_lanes:
             named = high >= 40
             top, room = y + (20 if named else 3), high - (24 if named else 6)
-            body += [note(x + 7, y + 17, f"SM {sm + 1}")] if named else []
+            words = "" if kernel.blocks_on(sm) else ": no block, no work"
+            body += [note(x + 7, y + 17, f"SM {sm + 1}{words}")] if named else []
             row = min(room / kernel.rows_of_lanes, 84)
-            body += _lane_rows(kernel, working[sm], x + 7, top, pitch, row, gap=pitch // 5 + 1)
+            rows = _lane_rows(kernel, working[sm], x + 7, top, pitch, row, gap=pitch // 5 + 1)
+            body += [] if words else rows
         else:
             part = sum(working[sm]) / kernel.lanes * (high - 3)
             levels.append((x + 1.5, y + high - 1.5 - part, wide - 3, part))
-    lay = [boxes(levels, fill=ORANGE), boxes(full, stroke=INK), *_without(empty)]
+    lay = [boxes(levels, fill=ORANGE), boxes(full, stroke=INK), boxes(empty, fill=RULE)]
     drawn = [*lay, *body] if with_lanes else [*body, *lay]
     for sm, (x, y) in enumerate(corners, 1):
         drawn += [rect(x, y, wide, high, stroke=VERMILLION, edge=3)] if sm == kernel.look else []
@@ -67,12 +69,6 @@ def _fit(columns: int, tiles: int) -> float:
 
 def _tile(columns: int, tiles: int) -> tuple[float, float]:
     return (MAP_RIGHT - MARGIN) / columns, (MAP_BOTTOM - MAP_TOP) / -(-tiles // columns)
-
-
-def _without(tiles: Iterable[Box]) -> list[str]:
-    """Tiles with nothing to do: a stroke across each."""
-    tiles = list(tiles)
-    return [boxes(tiles, fill=RULE), *(line(x, y + high, x + wide, y, stroke=MUTED) for x, y, wide, high in tiles)]
 
 
 def _lane_rows(
@@ -94,16 +90,17 @@ def _lane_key(x: float, y: float, words: str, *, busy: bool) -> str:
     return marks(x, y - high + 1, 1, pitch=10, height=high, fill=ORANGE if busy else MUTED) + note(x + 14, y, words)
 
 
-SLOT, SLOTS_ACROSS = 22.0, 16
+SLOTS_ACROSS = 16
 
 
 def _close_up(kernel: Kernel) -> list[str]:
     """The SM that is looked at: its rows of lanes, and its resident warps, of which a few issue."""
     warps = kernel.warps_on(kernel.look - 1)
     states = [warp.state for warp in warps]
-    words = (
-        f"SM {kernel.look}: {many(len(warps), 'resident warp')}, {count(kernel.rows_of_lanes, 'row')} of {WARP} lanes"
-    )
+    words = f"SM {kernel.look}: {many(len(warps), 'warp')}; {kernel.needed:,} would hide the wait"
+    across = min(kernel.room, SLOTS_ACROSS)
+    slot = 356 / across
+    wide = slot - 4
     body = [
         text(CLOSE_LEFT, 14, words, weight="bold"),
         rect(CLOSE_LEFT, 24, END - CLOSE_LEFT, MAP_BOTTOM - 24, stroke=INK),
@@ -111,22 +108,22 @@ def _close_up(kernel: Kernel) -> list[str]:
     ]
     top = 34 + 16 * kernel.rows_of_lanes
     low = MAP_BOTTOM - 64
-    high = min((low - top - 4) / -(-kernel.room // SLOTS_ACROSS) - 4, 116)
-    rows = [divmod(slot, SLOTS_ACROSS) for slot in range(kernel.room)]
-    corners = [(CLOSE_LEFT + 14 + column * SLOT, top + 4 + row * (high + 4)) for row, column in rows]
+    high = min((low - top - 4) / -(-kernel.room // across) - 4, 116)
+    rows = [divmod(place, across) for place in range(kernel.room)]
+    corners = [(CLOSE_LEFT + 14 + column * slot, top + 4 + row * (high + 4)) for row, column in rows]
     taken = list(zip(corners, warps, strict=False))
     others = [(x, y, warp) for (x, y), warp in taken if warp.state != "issuing"]
     levels: dict[str, list[Box]] = {
-        state: [(x, y + high * (1 - w.waited), SLOT - 4, high * w.waited) for x, y, w in others if w.state == state]
+        state: [(x, y + high * (1 - w.waited), wide, high * w.waited) for x, y, w in others if w.state == state]
         for state in ("waiting", "ready")
     }
     body += [
-        boxes(((x + 5, y + high / 2, SLOT - 14, 0.8) for x, y in corners[len(warps) :]), fill=MUTED),
+        boxes(((x + 5, y + high / 2, wide - 10, 0.8) for x, y in corners[len(warps) :]), fill=MUTED),
         boxes(levels["waiting"], fill=SKY),
         boxes(levels["ready"], fill=GREEN),
         *_hollow(levels["ready"]),
-        boxes(((x, y, SLOT - 4, high) for x, y, _ in others), stroke=INK),
-        boxes(((x, y - 3, SLOT - 4, high + 3) for (x, y), w in taken if w.state == "issuing"), fill=ORANGE, stroke=INK),
+        boxes(((x, y, wide, high) for x, y, _ in others), stroke=INK),
+        boxes(((x, y - 3, wide, high + 3) for (x, y), w in taken if w.state == "issuing"), fill=ORANGE, stroke=INK),
     ]
     said = {
         "issuing": (ORANGE, ": an instruction in this clock"),

@@ -99,9 +99,8 @@ class Queue(Result):
                 f" a kernel is running {running} of the time"
             )
         if self.running < 0.7:
-            cost = f"cost{'s' if self.work.launches == 1 else ''} the host {duration(self.work.host_seconds)}"
-            extra = ", and more streams launch no faster" if self.work.streams > 1 else ""
-            return f"Launch-bound: a kernel is running {running} of the time; {launches} a step {cost}{extra}"
+            extra = "; more streams launch no faster" if self.work.streams > 1 else ""
+            return f"Launch-bound: a kernel is running {running} of the time, then the GPU waits for the host{extra}"
         if self.run.items:
             return (
                 f"Each .item() makes the host wait and costs {duration(self.item_cost)};"

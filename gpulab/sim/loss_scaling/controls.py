@@ -45,7 +45,7 @@ class LossScaling(Simulator[Run]):
         _state(
             "Bad batches",
             16,
-            600,
+            1900,
             200,
             "Two batches in a hundred are NaN at any scale, and the scaler has no floor.",
         ),

@@ -89,7 +89,8 @@ class Run(Result):
     @property
     def largest(self) -> str:
         """The largest gradient of the step looked at, scaled, as fp16 has it."""
-        return f"{FP16.nearest(self.scale * 2.0**self.largest_power):,.5g}"
+        largest = FP16.nearest(self.scale * 2.0**self.largest_power)
+        return f"{largest:,.0f}" if largest >= 1000 else f"{largest:.3g}"
 
     @property
     def centre(self) -> float:
@@ -118,14 +119,15 @@ class Run(Result):
     def finding(self) -> str:
         """What became of the scale, and of the gradients at its end."""
         first, last = self.scale_in(1), self.scale_in(STEPS + 1)
-        way = f"{'falls' if last < first else 'rises'} from {size(first)} to"
-        if first == last:
-            way = f"{'is again at' if len(self.changes) > 1 else 'stays at'}"
-        skipped = f"{len(self.skipped):,} of {STEPS:,} steps skipped"
+        way = "comes back to where it began"
+        if last < first:
+            way = "is halved by each bad batch" if self.bad else "is halved until nothing overflows"
+        elif last > first:
+            slow = not self.skipped and math.log2(last) < self.floor(0.01)
+            way = "rises too slowly" if slow else "rises until it fits"
         plain, scaled = (part(self.shares(scale).zero) for scale in (1.0, last))
         compared = "as unscaled" if plain == scaled else f"unscaled {plain}"
-        end = f"in the end {scaled} of gradients are 0 in fp16, {compared}"
-        return f"The scale {way} {size(last)} with {skipped}; {end}"
+        return f"The scale {way}: in the end {scaled} of gradients become 0 in fp16, {compared}"
 
     @property
     def happened(self) -> str:
@@ -195,7 +197,12 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def size(number: float) -> str:
     """`65,536`, or `2⁻²⁴` and `2⁴⁰` where that would be long; `number` is a power of two."""
-    return f"{number:,.0f}" if 1 <= number < 10**8 else "2" + str(round(math.log2(number))).translate(RAISED)
+    return f"{number:,.0f}" if 1 <= number < 10**8 else power_of_two(round(math.log2(number)))
+
+
+def power_of_two(power: int) -> str:
+    """`2⁻²⁴`."""
+    return f"2{str(power).translate(RAISED)}"
 
 
 @cache

@@ -24,7 +24,7 @@ from virtualgpu.pictures.svg import (
 
 from ..base.scene import END, Plot, Scale, arrow, between, diamond, line_key, note, picture, pointer, small
 from ..base.touch import Grip, clickable, draggable, grasp
-from .model import STEPS, TO_INF, TO_NORMAL, TO_ZERO, Run, part, size
+from .model import STEPS, TO_INF, TO_NORMAL, TO_ZERO, Run, part, power_of_two, size
 
 LEFT, RIGHT = MARGIN, END
 LOW, HIGH = -64, 28  # the powers of two that the upper picture shows
@@ -117,7 +117,7 @@ def _scales(run: Run) -> list[str]:
     every = 8 if high - low <= 40 else 8 * math.ceil((high - low) / 40)
     for power in range(low, high + 1, every):
         body.append(line(RUN_LEFT - 5, down(power), RUN_LEFT, down(power), stroke=MUTED))
-        body.append(note(RUN_LEFT - 9, down(power) + 5, size(2.0**power), anchor="end"))
+        body.append(note(RUN_LEFT - 9, down(power) + 5, power_of_two(power), anchor="end"))
     for step in range(0, STEPS + 1, 1000):
         words = f"{step:,}" if step else "step 1"
         anchor = "middle" if 0 < step < STEPS else "end" if step else "start"
@@ -143,13 +143,16 @@ def _corridor(ceiling: float, floor: float, left: bool) -> list[str]:
     wide = RIGHT - RUN_LEFT
     x, anchor = (RUN_LEFT + 12, "start") if left else (RIGHT - 12, "end")
     body = [rect(RUN_LEFT, RUN_HIGH, wide, RUN_LOW - RUN_HIGH, stroke=MUTED)]
-    for top, high, edge, y, words in (
-        (RUN_HIGH, ceiling - RUN_HIGH, ceiling, RUN_HIGH + 18, "too large: the largest gradient is inf"),
-        (floor, RUN_LOW - floor, floor, RUN_LOW - 8, "too small: over 1% of the gradients become 0"),
+    for top, low, clear, words in (  # no scale fits where the two zones overlap
+        (RUN_HIGH, ceiling, RUN_HIGH, "too large: the largest gradient is inf"),
+        (ceiling, floor, ceiling, "the scales that fit"),
+        (floor, RUN_LOW, max(floor, ceiling), "too small: over 1% of the gradients become 0"),
     ):
-        body += [hatch(RUN_LEFT, top, wide, high, stroke=RULE, gap=12), line(RUN_LEFT, edge, RIGHT, edge, stroke=MUTED)]
-        if high >= 24:
-            body.append(note(x, y, words, anchor=anchor, halo=True))
+        if top != ceiling:
+            body.append(hatch(RUN_LEFT, top, wide, low - top, stroke=RULE, gap=12))
+            body.append(rect(RUN_LEFT, top, wide, low - top, stroke=MUTED))
+        if low - clear >= 24:
+            body.append(note(x, clear + 20, words, anchor=anchor, halo=True))
     return body
 
 

@@ -86,11 +86,8 @@ class Budget(Result):
         if ranks == 1:
             found = f"{self.job.needs.words} takes {amount(peak.total)} to train"
             return f"{found}, {peak.total / peak.weights:,.2g} times its weights; {self._who}"
-        if self.job.parallel == "ddp":
-            found = f"Each of {ranks:,} ranks needs {amount(peak.total)}, as DDP shards nothing"
-        else:
-            found = f"With {PARALLEL_WORDS[self.job.parallel]} each of {ranks:,} ranks needs {amount(peak.total)}"
-        return f"{found}; {self._who}"
+        how = "DDP shards nothing" if self.job.parallel == "ddp" else f"With {PARALLEL_WORDS[self.job.parallel]}"
+        return f"{how}: each of {ranks:,} ranks needs {amount(peak.total)}; {self._who}"
 
     @property
     def _who(self) -> str:
@@ -103,7 +100,7 @@ class Budget(Result):
             return f"only {names[0]} here has that"
         if len(names) == 2:
             return f"only {names[0]} and {names[1]} here have that"
-        return f"{len(names)} of {len(self.fits)} GPUs here have that"
+        return f"{'most' if 2 * len(names) > len(self.fits) else 'few'} GPUs here have that"
 
     def rows(self) -> list[Row]:
         job, asked = self.job, self.job.needs

@@ -15,7 +15,7 @@ from ..base.touch import Grip, clickable, draggable, grasp, named
 from .job import CATEGORIES, PARALLEL_WORDS, Moment
 from .model import UNITS, Budget, Fit, amount, billions, unit_of
 
-LEFT, RIGHT, ANSWER = 160.0, 580.0, 592.0
+LEFT, RIGHT, ANSWER = 160.0, 640.0, 652.0
 BARS, BAR, GPUS, KEY = 24.0, 38.0, 120.0, 360.0
 ROW = 18.0
 GIB = 2**30
@@ -97,7 +97,7 @@ def _gpus(result: Budget, full: Scale) -> list[str]:
     peak = result.peak.total
     body = [_gpu(fit, GPUS + place * ROW, peak, full) for place, fit in enumerate(result.fits)]
     if any(fit.ranks for fit in result.fits):
-        body.append(note(END, GPUS - 3, "click: would fit with", anchor="end"))
+        body.append(note(ANSWER, GPUS - 3, "✗ would fit with (click)"))
     x = full.at(peak)
     return [*body, line(x, BARS - 4, x, GPUS + len(result.fits) * ROW + 4, width=2, dash="5 3")]
 
@@ -110,16 +110,17 @@ def _gpu(fit: Fit, top: float, peak: int, full: Scale) -> str:
     row += small(MARGIN, y, name + (" *" if fit.no_units else ""))
     row += small(LEFT - 10, y, f"{memory / GIB:.1f}", anchor="end")
     row += rect(LEFT, top + 2, right - LEFT, ROW - 5, fill=PAPER, stroke=INK)
-    row += bar(LEFT, top + 2, full.at(min(peak, memory)) - LEFT, ROW - 5, fill=RULE if no else SKY, hatched=no)
+    row += bar(LEFT, top + 2, full.at(min(peak, memory)) - LEFT, ROW - 5, fill=RULE if no else SKY)
     if memory > full.high:  # it goes on
         row += shape([(right - 8, top + 4), (right - 1, top + 8.5), (right - 8, top + 13)], fill=INK)
-    row += small(ANSWER, y, fit.words, weight="" if no else "bold")
+    words = f"✗ {fit.words.partition(': ')[2]}" if no and fit.largest else fit.words
+    words = f"✗ FSDP × {fit.ranks:,}" if fit.ranks and not fit.largest else words
+    row += small(ANSWER, y, words, weight="" if no else "bold")
     if fit.largest:
         batch = min(fit.largest, MOST)
         return clickable(row, f"{name}: set the largest batch that fits, {batch:,}", batch=batch)
     if not fit.ranks:
         return row
-    row += small(END, y, f"FSDP × {fit.ranks:,}", anchor="end")
     return clickable(row, f"{name}: set {fit.ranks:,} ranks with FSDP", ranks=fit.ranks, parallel="fsdp")
 
 

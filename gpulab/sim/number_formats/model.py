@@ -87,7 +87,7 @@ class Number(Result):
         if it.outcome == "clamped":
             return f"{kind.name} ends at {show(kind.largest)} and has no inf: {asked} becomes {value}"
         if it.outcome == "underflow":
-            return f"The smallest number of {kind.name} above 0 is {show(kind.smallest)}: {asked} becomes {value}"
+            return f"The smallest number of {kind.name} above 0 is {show(kind.smallest, 3)}: {asked} becomes {value}"
         if kind is TF32:
             return f"tf32 is for products only: {asked} counts as {value} there; the weight stays fp32"
         found = f"{kind.name} stores {asked}"

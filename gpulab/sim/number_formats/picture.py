@@ -23,30 +23,31 @@ from virtualgpu.pictures.svg import (
 )
 
 from ..base.floats import FORMATS, TF32, weight
-from ..base.scene import END, WIDTH, Scale, arrow, diamond, line_key, note, picture, small
+from ..base.scene import END, WIDTH, Scale, arrow, between, diamond, line_key, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp, named
 from .model import Number, Stored, flipped, show, spacings
 
 ROW, CHOSEN_ROW, CELL = 23.0, 36.0, 15.0
-NAME, SIGN, MANTISSA, VALUE, ERROR, AFTER = 18.0, 92.0, 238.0, 588.0, 687.0, 768.0
-LINE_TOP, LOWER_TOP = 182.0, 308.0
+NAME, SIGN, MANTISSA, VALUE, ERROR = 18.0, 92.0, 238.0, 597.0, 697.0
+TABLE_TOP, LOWER_TOP = 154.0, 330.0
 FIELDS = {"sign": GREEN, "exponent": ORANGE, "mantissa": SKY}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def draw(number: Number) -> Picture:
-    """The formats under one another, the chosen one's number line, its updates, and how far each format reaches."""
+    """The chosen format's number line, all formats under one another, its updates, and how far each format reaches."""
     lower = [*_updates(number, LOWER_TOP), *_ranges(number, LOWER_TOP)]
-    return picture(number, 446.0, _table(number), _number_line(number, LINE_TOP), lower)
+    return picture(number, 464.0, _number_line(number), _table(number, TABLE_TOP), lower)
 
 
-def _table(number: Number) -> list[str]:
+def _table(number: Number, top: float) -> list[str]:
     """A row for each format, which chooses it; the bits of the chosen one are switches."""
     heads = {"sign": SIGN - 9, "exponent": MANTISSA - 75, "mantissa": MANTISSA}
-    heads |= {"stored": VALUE, "error": ERROR, f"after {number.steps:,}": AFTER}
-    body = [note(x, 13, words) for words, x in heads.items()]
-    body.append(Live(note(VALUE - 16, 13, "a click chooses a row or flips a bit", anchor="end")))
-    top = 18.0
+    heads |= {"stored": VALUE, "error": ERROR}
+    body = [note(x, top + 13, words) for words, x in heads.items()]
+    body.append(note(END, top + 13, f"left after {number.steps:,}", anchor="end"))
+    body.append(Live(note(VALUE - 28, top + 13, "a click chooses a row or flips a bit", anchor="end")))
+    top += 18
     for name, stored in zip(FORMATS, number.all, strict=True):
         chosen = stored is number.chosen
         high = CHOSEN_ROW if chosen else ROW
@@ -58,7 +59,7 @@ def _table(number: Number) -> list[str]:
             small(NAME, base, stored.format.name, weight=bold),
             small(VALUE, base, show(stored.value)),
             small(ERROR, base, stored.outcome),
-            small(AFTER, base, after),
+            small(END, base, after, anchor="end"),
         ]
         fields = stored.format.fields(stored.value)
         lefts = (SIGN, MANTISSA - 5 - CELL * len(fields[1]), MANTISSA)
@@ -101,7 +102,7 @@ def _switches(stored: Stored, x: float, y: float, bits: str, field: str, place: 
     return body
 
 
-CENTRE, GAP = WIDTH / 2, 150.0  # of the number line, and the pixels of a spacing
+CENTRE, GAP = WIDTH / 2, 185.0  # of the number line, and the pixels of a spacing
 LEFT, RIGHT = MARGIN, END
 PAGE = 4  # spacings that one piece of the number line is for
 
@@ -119,17 +120,17 @@ def _page(it: Stored) -> tuple[float, float, float]:
     return middle, apart, towards * apart
 
 
-def _number_line(number: Number, top: float) -> list[str]:
+def _number_line(number: Number) -> list[str]:
     it = number.chosen
     kind, sign = it.format, math.copysign(1, it.asked)
     middle, apart, towards = _page(it)
     reach = (RIGHT - LEFT) / 2 / GAP * apart
     scale = Scale(LEFT, RIGHT, sign * middle - reach, sign * middle + reach)
     at, here = scale.at, max(-kind.largest, min(it.value, kind.largest))  # where inf is stored, the largest value
-    axis = top + 68
-    body = _captions(number, top)
+    axis = 84.0
+    body = _captions(number)
     start, end = _basin(it)
-    body.append(bar(at(start), axis - 11, at(end) - at(start), 22, fill=YELLOW, hatched=True, stroke=""))
+    body.append(bar(at(start), axis - 20, at(end) - at(start), 40, fill=YELLOW, hatched=True, stroke=""))
     body.append(line(LEFT, axis, RIGHT, axis))
     ticks = [here]
     for side in (0, 1):
@@ -140,10 +141,10 @@ def _number_line(number: Number, top: float) -> list[str]:
     body += [line(at(value), axis - 9, at(value), axis + 9, width=2) for value in ticks]
     body += _labels(it, here, axis, at)
     if math.isinf(it.value):
-        body.append(text((at(start) + at(end)) / 2, axis + 27, "stored as " + show(it.value), anchor="middle"))
+        body.append(text((at(start) + at(end)) / 2, axis + 36, "stored as " + show(it.value), anchor="middle"))
     elif kind is not TF32:
-        body.append(line(at(here), axis - 25, at(here), axis - 15, stroke=VERMILLION, width=2))
-        body.append(arrow(at(here), at(here + number.change), axis - 20, stroke=VERMILLION))
+        body.append(line(at(here), axis - 36, at(here), axis - 22, stroke=VERMILLION, width=3))
+        body.append(arrow(at(here), at(here + number.change), axis - 29, stroke=VERMILLION, width=3))
     x = at(it.asked)
     if x in (LEFT, RIGHT):  # off the line
         head = 9.0 if x == RIGHT else -9.0
@@ -168,29 +169,25 @@ def _basin(it: Stored) -> tuple[float, float]:
     return below, above
 
 
-def _captions(number: Number, top: float) -> list[str]:
+def _captions(number: Number) -> list[str]:
     it, x = number.chosen, LEFT
     words = f"{it.format.name}’s bits: {_parts(it)}"
-    body = [note(x, top + 13, words)]
+    body = [note(x, 13, words)]
     x += length(words, SMALL) + 24
     words = f"asked for: {show(number.asked)}"
-    body += [diamond(x + 6, top + 9, 6), note(x + 18, top + 13, words)]
+    body += [diamond(x + 6, 9, 6), note(x + 18, 13, words)]
     x += length(words, SMALL) + 42
-    body.append(key(x, top + 13, f"all of this is stored as {show(it.value)}", fill=YELLOW, hatched=True))
+    body.append(key(x, 13, f"all of this is stored as {show(it.value)}", fill=YELLOW, hatched=True))
     if it.format is TF32:
         words = "no weight is kept in tf32: the updates are those of fp32"
-        return [*body, small(LEFT, top + 33, words)]
+        return [*body, text(LEFT, 33, words)]
     if math.isinf(it.value):
-        return [*body, small(LEFT, top + 33, f"{show(it.value)} stays {show(it.value)}, whatever is added")]
+        return [*body, text(LEFT, 33, f"{show(it.value)} stays {show(it.value)}, whatever is added")]
     ratio = abs(number.change) / spacings(it)[0]
     words = f"one update, {show(number.change)}, is {_times(ratio)}: "
     words += f"rounded back to {show(it.value)}" if it.stuck else f"the weight becomes {show(it.path[1])}"
-    y = top + 29
-    return [
-        *body,
-        arrow(*((LEFT, LEFT + 16) if number.change > 0 else (LEFT + 16, LEFT)), y, stroke=VERMILLION),
-        small(LEFT + 24, y + 4, words),
-    ]
+    ends = (LEFT, LEFT + 16) if number.change > 0 else (LEFT + 16, LEFT)
+    return [*body, arrow(*ends, 29, stroke=VERMILLION), text(LEFT + 24, 34, words, weight="bold")]
 
 
 def _parts(it: Stored) -> str:
@@ -214,18 +211,19 @@ def _times(ratio: float) -> str:
 def _labels(it: Stored, here: float, axis: float, at: Callable[[float], float]) -> list[str]:
     """The stored value and those beside it, and the distances between them."""
     digits, middle = 9 if it.format.mantissa > 16 else 6, at(here)
-    body = [text(middle, axis + 46, show(here, digits), anchor="middle", weight="bold")]
+    body = [between(LEFT, RIGHT, middle, axis + 54, show(here, digits), weight="bold")]
     for value in it.format.beside(here):
         if value is None or at(value) in (LEFT, RIGHT):
             continue
         x, apart = at(value), abs(value - here)
         near = abs(x - middle) < GAP - 1  # half a spacing: the next smaller power of two begins here
-        anchor = "middle" if not near else "end" if x < middle else "start"
-        body.append(small(x, axis + 46, show(value + 0.0, digits), anchor=anchor))
+        anchor, words = "end" if x < middle else "start", show(value + 0.0, digits)
+        name = small(x, axis + 54, words, anchor=anchor)
+        body.append(name if near else between(LEFT, RIGHT, x, axis + 54, words, size=SMALL))
         words = show(apart, 3) + ("" if near else " apart")
-        body.append(note((x + middle) / 2, axis + 26, words, anchor="middle"))
-        body.append(line(x, axis + 9, x, axis + 30, stroke=MUTED))
-    body.append(line(middle, axis + 9, middle, axis + 30, stroke=MUTED))
+        body.append(note((x + middle) / 2, axis + 36, words, anchor="middle"))
+        body.append(line(x, axis + 9, x, axis + 39, stroke=MUTED))
+    body.append(line(middle, axis + 9, middle, axis + 39, stroke=MUTED))
     return body
 
 
@@ -252,7 +250,7 @@ def _updates(number: Number, top: float) -> list[str]:
         x, anchor = (right - 10, "end") if number.asked > 0 else (left + 10, "start")
         body.append(text(x, high + 22, f"{name}: {show(it.value)} throughout", anchor=anchor))
     body.append(polyline([place(0, number.asked), place(number.steps, number.exact)], width=2, dash="4 3"))
-    digits = 3
+    digits = 5
     while show(most, digits) == show(least, digits):
         digits += 1
     body.append(small(left - 8, high + 6, show(most, digits), anchor="end"))

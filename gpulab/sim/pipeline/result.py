@@ -108,11 +108,12 @@ class Feed(Result):
     @property
     def finding(self) -> str:
         work, step, workers = self.work, duration(self.step), self.work.workers
-        found = f"In the long run the GPU computes {percent(self.computing)} of the time"
+        found = f"The GPU computes {percent(self.computing)} of the time"
         if self.computing >= 0.97:
             spare = f"; {count(self.enough, 'worker')} would do" if self.enough < workers else ""
             first = "the first batch" if self.idle(1) < 0.01 * self.step else "an epoch's first batch"
-            return f"{found}: only {first} keeps it waiting, {duration(self.idle(0))}{spare}"
+            waits = f"Only {first} keeps the GPU waiting, {duration(self.idle(0))}"
+            return f"{waits}; then it computes {percent(self.computing)} of the time{spare}"
         if not workers:
             then = ", then copies it" if self.copying > 0.05 else ""
             return f"{found}: the main process loads a batch{then}, and the GPU waits"

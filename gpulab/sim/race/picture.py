@@ -38,13 +38,13 @@ def _bars(race: Contest) -> list[str]:
     above = []
     for place, (name, lanes, side, standing) in enumerate(rows):
         top = BARS_TOP + place * (46 if simd != cpu else 64)
-        body.append(text(MARGIN, top + 13, name, weight="bold" if standing else "", fill=INK if standing else MUTED))
+        body.append(text(MARGIN, top + 13, name, weight="bold"))
         body.append(note(MARGIN, top + 30, lanes))
         body += _pieces(side, axis, top)
         x = axis.x(side.seconds) + 8
         above.append(text(x, top + 16, duration(side.seconds), weight="bold", halo=True))
         if standing:
-            above.append(note(END, top + 38, standing, anchor="end", halo=True))
+            above.append(note(BARS_LEFT, top + 36, standing, halo=True))
     end = axis.x(max(cpu.seconds, gpu.seconds))
     now = grasp(axis.x(race.now) - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
     now += cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
@@ -96,7 +96,7 @@ def _plot(race: Contest) -> list[str]:
         limit = plot.y.at(race.amdahl)
         body.append(line(LEFT, limit, RIGHT, limit, stroke=VERMILLION, width=2, dash="2 4"))
         ends["Amdahl’s limit"] = limit
-    for side, (name, stroke, width, dash) in STYLES.items():
+    for side, (name, stroke, width, dash) in list(STYLES.items())[: 2 + (race.simd < CORE_LANES)]:
         values = race.curves[side]
         body.append(plot.curve(zip(PLACES, values, strict=True), stroke=stroke, width=width, dash=dash))
         ends[name] = plot.y.at(values[-1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, polyline, rect, shape, text, wrap
 
-from ..base.scene import END, Plot, Scale, note, picture, pointer, small
+from ..base.scene import END, Plot, Scale, line_key, note, picture, pointer, small
 from ..base.touch import clickable, grasp, named, on_track
 from ..base.words import duration, many, percent
 from .model import DTYPES, Operation, Roofs, rate
@@ -42,6 +42,7 @@ def _legend(result: Roofs) -> list[str]:
         small(MARGIN + 38, 14, sheet),
         line(MARGIN, 29, MARGIN + 30, 29, stroke=INK, width=3),
         small(MARGIN + 38, 34, found),
+        line_key(390, 34, "chosen: by its rows", stroke=ORANGE, width=3),
     ]
 
 
@@ -151,7 +152,7 @@ def _times(result: Roofs, top: float) -> list[str]:
     body = [note(PANEL, top, f"{op.words}: what takes how long")]
     most = max(op.arithmetic, op.memory, op.least)
     for place, (words, seconds, fill) in enumerate(
-        (("arithmetic", op.arithmetic, GREEN), ("memory", op.memory, PURPLE), ("least time", op.least, RULE))
+        (("arithmetic", op.arithmetic, GREEN), ("memory", op.memory, PURPLE), ("a launch", op.least, RULE))
     ):
         y = top + 12 + place * 24
         body.append(small(PANEL, y + 14, words))

@@ -12,12 +12,11 @@ from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, key, length, li
 
 from ..base.scene import Plot, Scale, between, diamond, keys, named_bar, note, picture, pointer
 from ..base.touch import clickable, draggable, grasp
-from ..base.words import percent
 from .model import Plan
-from .result import LONGEST_INTERVAL, Run, money, span
+from .result import LONGEST_INTERVAL, Run, money, more, span
 
 LEFT, RIGHT, TOP, BOTTOM = 70.0, 842.0, 76.0, 296.0
-POINTS = 96
+POINTS = 192
 BEYOND = 2.0  # of the plot's height: what is higher is drawn there, and cut off
 MINUTES = Scale(LEFT, RIGHT, 1, LONGEST_INTERVAL, log=True)
 TICKS = (1, 2, 5, 10, 20, 60, 120, 240, 480)
@@ -85,14 +84,14 @@ def _marks(run: Run, share: Scale) -> list[str]:
     work = run.plan.work
     here, best = run.hours / work - 1, run.advised_hours / work - 1
     at, middle, high = _x(run.interval), _x(run.advised), share.at(best)
-    words = f"best: {span(run.advised)}{' = √(2 · checkpoint · between)' * run.by_formula}, {_more(best)}"
+    words = f"best: {span(run.advised)}{' = √(2 · checkpoint · between)' * run.by_formula}, {more(best)}"
     target = [
         line(middle, 60, middle, high, stroke=INK, width=1.5, dash="4 3"),
         diamond(middle, high, fill=GREEN),
         _label(middle, 56, words, clear_of=at),
     ]
     spread = run.spread / work
-    words = f"every {span(run.interval)}: {_more(here)}"
+    words = f"every {span(run.interval)}: {more(here)}"
     grip = [grasp(at - 12, 22, 24, BOTTOM - 22), line(at, 40, at, BOTTOM, stroke=BLUE, width=3)]
     if here > share.high:
         words += ", off the top"
@@ -102,13 +101,9 @@ def _marks(run: Run, share: Scale) -> list[str]:
         low, high = share.at(here - spread), share.at(here + spread)
         grip.append(line(at, low, at, high, stroke=BLUE, width=6))
         grip += [line(at - 9, end, at + 9, end, stroke=BLUE, width=3) for end in (low, high)]
-        grip.append(dot(at, share.at(here), 8, fill=BLUE))
+        grip.append(dot(at, share.at(here), 6, fill=BLUE))
     moved = draggable("".join(grip), "Minutes between two checkpoints", MINUTES.grip("interval"))
     return [*target, moved, _label(at, 36, words, weight="bold")]
-
-
-def _more(share: float) -> str:
-    return f"+{percent(share)}" if share < 9.995 else f"{share + 1:,.0f} × the work" if share < 1e4 else "never done"
 
 
 def _label(at: float, y: float, words: str, weight: str = "", clear_of: float | None = None) -> str:

@@ -29,6 +29,11 @@ def money(amount: float) -> str:
     return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}" if amount < 9_999_999 else "over $10 million"
 
 
+def more(share: float) -> str:
+    """Of the time that the work takes."""
+    return f"+{percent(share)}" if share < 9.995 else f"{share + 1:,.0f} × the work" if share < 1e4 else "never done"
+
+
 EXACT = "virtual: exact for interruptions at a constant rate"
 
 
@@ -110,19 +115,14 @@ class Run(Result):
 
     @property
     def finding(self) -> str:
-        every = f"A checkpoint every {span(self.interval)}"
-        better = span(self.advised)
+        longer, best = (more(hours / self.plan.work - 1) for hours in (self.hours, self.advised_hours))
         if self.hours <= 1.02 * self.best_hours:
             saved = 1 - self.cost / self.cost_on_demand
             cheap = f"{percent(saved)} less than" if saved > 0 else f"{percent(-saved)} more than"
             cheap = "as much as" if abs(saved) < 0.005 else cheap
-            spent = f"{span(self.plan.work)} of work take {span(self.hours)} and cost {cheap} on demand"
-            best = "" if span(self.interval) == better else f", {better}"
-            return f"{every} is near the best{best}: {spent}"
-        writing, _, lost = self.plan.extra(self.interval)
-        why = f"spends {span(writing)} writing" if self.interval < self.best else f"loses {span(lost)} of work"
-        takes = f"{span(self.plan.work)} of work take {span(self.advised_hours)}, not {span(self.hours)}"
-        return f"{every} {why}; every {better}, {takes}"
+            return f"Time beside the work: {longer}, near the best; it costs {cheap} on demand"
+        rare = "frequent" if self.interval < self.best else "rare"
+        return f"Time beside the work: {longer} with checkpoints this {rare}, {best} at the best interval"
 
     def rows(self) -> list[Row]:
         writing, restarts, lost = self.plan.extra(self.interval)

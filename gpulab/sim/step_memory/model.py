@@ -145,17 +145,15 @@ class Step(Result):
         if not any(self.again):
             return f"Nothing is computed again: the peak is {plain}, at {self.peak.words}"
         if not self.again[-1] and number > 1 and rise(self.sizes, number) > 0:
-            last = f"the last has {len(self.segments[-1])} of {count(self.sizes.layers, 'layer')}"
-            return f"{number} segments keep more than {number - 1}, for {last}"
+            return f"{number} segments keep more than {number - 1}, as the last one takes all layers that are left"
         if not self.again[-1]:
             saved = f"a peak of {peak} instead of {plain}" if peak != plain else f"the peak stays {peak}"
-            return f"{count(number, 'segment')}: {saved}, for {compute}"
+            return f"{count(number, 'segment')}: {saved}"
         if number == 1:
             saved = "saves nothing: the peak stays" if peak == plain else "saves little: the peak is"
             return f"One segment of all layers {saved} {peak}, for {compute}"
-        once = percent((self.recomputed - len(self.segments[-1])) / (3 * self.sizes.layers))
         stays = "saves nothing: the peak stays" if peak == size(self.once_peak) else "saves little: the peak is"
-        return f"Computing the last segment again {stays} {peak}, with {percent(self.extra)} more compute, not {once}"
+        return f"Computing the last segment again {stays} {peak}, for {compute}"
 
     def rows(self) -> list[Row]:
         last = self.segments[-1]

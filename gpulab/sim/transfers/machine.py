@@ -75,8 +75,9 @@ class _Machine:
     code: str = ""  # of the command that is run
 
     def __post_init__(self) -> None:
-        self.allocator = CachingAllocator(self.memory_bytes, context_bytes=CONTEXT_BYTES)
-        full = (self.memory_bytes - CONTEXT_BYTES - (self.room << 20)) // STEP * STEP
+        full, rest = divmod(self.memory_bytes - CONTEXT_BYTES - (self.room << 20), STEP)
+        full *= STEP  # a model is whole segments; the rest counts as the context's, so that what is asked is free
+        self.allocator = CachingAllocator(self.memory_bytes, context_bytes=CONTEXT_BYTES + rest)
         self.allocator.allocate(full)
         self.model_bytes = full
         self.calls = self.allocator.memory.calls
@@ -235,7 +236,7 @@ class _Machine:
             self.locked.append(1 << (tensor.nbytes - 1).bit_length())
 
     def outcome(self, link: Link) -> Outcome:
-        tensors = sorted(self.names.values(), key=lambda tensor: _order(tensor.name))
+        tensors = sorted(self.names.values(), key=lambda tensor: order(tensor.name))
         return Outcome(
             host=tuple(tensor.held for tensor in tensors if tensor.block is None),
             gpu=tuple(tensor.held for tensor in tensors if tensor.block is not None),
@@ -250,6 +251,6 @@ class _Machine:
         )
 
 
-def _order(name: str) -> int:
+def order(name: str) -> int:
     """input_data, weights, bias, out, whatever each is called now."""
     return next(i for i, part in enumerate(("input", "weight", "bias", "out")) if part in name)

@@ -108,13 +108,14 @@ class Crossings(Result):
         }[last.kind]
 
     def _copied(self, last: Line) -> str:
+        out = self.outcome
         call, copy = duration(last.call or 0.0), duration(last.copy)
         if self.non_blocking and last.way == "to host":
             if (last.call or 0.0) > last.copy:
                 return f"Nobody waits for the copy, but pinning new memory took {call}; synchronize before you read it"
             return f"The copy takes {copy}, and nobody waits for it: call torch.cuda.synchronize() before you read it"
         if self.non_blocking and last.pinned:
-            return f"The call waits for nothing and returns after {call}; the copy takes {copy} beside what comes next"
+            return f"Nobody waits: the call returns after {call}, and the copy takes {copy} beside what comes next"
         if self.non_blocking:
             return "non_blocking=True changes nothing here: from pageable memory the call waits until all is staged"
         if last.way == "to host":
@@ -122,10 +123,9 @@ class Crossings(Result):
                 f"The way back is as slow: {size(last.nbytes)} in {copy}. Leave on the GPU what the GPU will need again"
             )
         if self.assign == "new":
-            return (
-                f".to copies: {size(self.gpu_bytes)} are on the GPU now, and all {size(self.host_bytes)} of host memory"
-                " stay taken, since names still refer to them"
-            )
+            there = {held.name for held in out.gpu}
+            both = ("It is", "Both are", "All three are")[sum(f"{held.name}_gpu" in there for held in out.host) - 1]
+            return f"{both} on the GPU now, and still on the host too: .to copies"
         what = "A module moves as a whole" if "layer" in last.code else "The name refers to the copy now"
         return f"{what}: nothing refers to the {size(last.nbytes)} on the host any more, and they are free again"
 
