@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 
 LESSONS = Path(__file__).resolve().parent.parent / "lessons"
@@ -22,12 +21,6 @@ def cells(lecture):
     parts = (LESSONS / lecture / "lecture.py").read_text(encoding="utf-8").split("\n# %% ")[1:]
     named = (part.partition("\n") for part in parts)
     return {head.split()[0]: code for head, _, code in named if "[markdown]" not in head}
-
-
-def test_the_gpu_s_activity_alone_is_recorded_where_there_is_one(gpu, capsys):
-    names = {"gpulab": WITH_A_GPU, "torch": torch, "warnings": warnings}
-    exec(cells("10_profiling")["mistake-cuda-only"], names | {"profile": profile, "ProfilerActivity": ProfilerActivity})
-    assert capsys.readouterr().out.startswith("with this GPU: ")
 
 
 def test_pinning_warns_of_nothing_where_there_is_a_gpu(gpu, capsys):

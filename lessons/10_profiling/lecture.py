@@ -27,20 +27,16 @@ gpu = gpulab.setup()
 # says.
 
 # %% question-predict
-utilisation_guess = gpulab.predict("One thread of this GPU spins. What utilisation is read?", unit="%")
+utilisation_guess = gpulab.predict("One thread of this GPU spins. Which utilisation?", unit="%")
 
 # %% question-run tags=["host-dependent"]
 with gpulab.monitor.watch() as seen:
     for _ in range(20):
         torch.cuda._sleep(10**8)  # clocks
     torch.cuda.synchronize()
-one = seen.summary().gpus[0]
 why = """The driver counts the time, of the last sample period, in which at least one kernel ran
 (NVML's own words, in ours). It does not look at how much of the GPU that kernel uses."""
-utilisation_guess.compare(round(one.max_utilization), gpu.numbers, because=why)
-about = torch.cuda.get_device_properties(0)
-room = about.multi_processor_count * about.max_threads_per_multi_processor
-print(f"{one.name}: 1 thread runs where {room:,} fit")
+utilisation_guess.compare(round(seen.summary().gpus[0].max_utilization), gpu.numbers, because=why)
 
 # %% question-answer [markdown]
 # So a full counter can be a bad job, and a low one can have five reasons, of which the loader is
@@ -76,43 +72,25 @@ for name, clock in (("its own clock", {}), ("perf_counter", {"timer": time.perf_
 
 # %% timer-run tags=["host-dependent"]
 names = {"scores": torch.randn(512, 10), "labels": torch.randint(10, (512,))}
-versions = {
-    "Python loop": "sum(int(s.argmax() == label) for s, label in zip(scores, labels))",
-    "one call": "int((scores.argmax(1) == labels).sum())",
-}
+loop = "sum(int(s.argmax() == label) for s, label in zip(scores, labels))"
+once = "int((scores.argmax(1) == labels).sum())"
 with gpulab.without_gpu():
-    timers = [
-        benchmark.Timer(code, globals=names, label="accuracy (measured)", sub_label=name)
-        for name, code in versions.items()
-    ]
-    rounds = [one.blocked_autorange(min_run_time=0.1) for _ in range(3) for one in timers]
+    timers = [benchmark.Timer(code, globals=names, label="measured") for code in (loop, once)]
+    rounds = [timer.blocked_autorange(min_run_time=0.1) for _ in range(3) for timer in timers]
 table = benchmark.Compare(rounds)
 table.trim_significant_figures()
 table.print()
 
 # %% timer-explain [markdown]
 # `trim_significant_figures` rounds to what the spread allows; without it `Compare` prints all
-# digits. A timer tells *that* a line is slow. Where in Python, **cProfile** tells. `tottime` is a
-# function's own time, `cumtime` includes what it calls.
-
-# %% cprofile-run tags=["host-dependent"]
-import cProfile
-import pstats
-
-
-def accuracy(scores, labels):
-    return sum(int(s.argmax() == label) for s, label in zip(scores, labels)) / len(labels)
-
-
-with gpulab.without_gpu(), cProfile.Profile() as python:
-    accuracy(**names)
-pstats.Stats(python).strip_dirs().sort_stats("tottime").print_stats(3)
-
-# %% cprofile-explain [markdown]
-# On a GPU each `int(…)` waits for the device, and cProfile charges the *function* that waits for
-# all the work queued before it. It slows down every call, so it flatters code with few, long calls.
-# **py-spy** looks at a running process from outside, at next to no cost: `py-spy dump --pid PID`
-# for a job that hangs, `py-spy record -o out.svg --pid PID` for one that crawls.
+# digits.
+#
+# A timer tells *that* a line is slow. Which function it is, **cProfile** tells without a change to
+# the code: `python -m cProfile -s tottime train.py`. `tottime` is a function's own time, `cumtime`
+# includes what it calls. On a GPU it charges the *function* that waits for all the work queued
+# before it; and it slows down every call, so it flatters code with few, long calls. **py-spy**
+# looks at a running process from outside, at next to no cost: `py-spy dump --pid PID` for a job
+# that hangs, `py-spy record -o out.svg --pid PID` for one that crawls.
 
 # %% profiler-text [markdown]
 # ## What `torch.profiler` records
@@ -125,17 +103,21 @@ pstats.Stats(python).strip_dirs().sort_stats("tottime").print_stats(3)
 share_guess = gpulab.predict("Of the kernels' time, how much is convolutions?", unit="%")
 
 # %% profiler-recorded
-real = {}
-for row in gpulab.data.recorded("H200")["steps"]:
-    if "operations_ms" in row:
-        real[row["model"], row["batch"], row["mode"]] = row
-step = real["resnet50", 64, "amp_bf16"]
-print(f"Name                                Self CUDA   of {step['kernels']:,} kernels (recorded)")
-for name, ms in list(step["operations_ms"].items())[:8]:
-    print(f"{name:<35} {ms:6.3f} ms   {ms / step['kernels_ms']:6.1%}")
-convolutions = sum(ms for name, ms in step["operations_ms"].items() if "convolution" in name)
-why = "“ResNet is convolutions” is true of its FLOPs. Its time here is batch norm, most of all."
-share_guess.compare(round(100 * convolutions / step["kernels_ms"]), "recorded", because=why)
+steps = [row for row in gpulab.data.recorded("H200")["steps"] if "operations_ms" in row]
+real = {(row["model"], row["batch"], row["mode"]): row for row in steps}
+
+
+def part(row, word):
+    return sum(ms for name, ms in row["operations_ms"].items() if word in name)
+
+
+row = real["resnet50", 64, "amp_bf16"]
+print("Name                                Self CUDA   Self CUDA % (recorded)")
+for name, ms in list(row["operations_ms"].items())[:8]:
+    print(f"{name:<35} {ms:6.3f} ms   {ms / row['kernels_ms']:6.1%}")
+why = "“ResNet is convolutions” is true of its FLOPs. Most of its time here is batch norm."
+share = part(row, "convolution") / row["kernels_ms"]
+share_guess.compare(round(100 * share), "recorded", because=why)
 
 # %% profiler-recorded-explain [markdown]
 # The rows are operations, by the names that launch: `aten::cudnn_convolution` lies two calls below
@@ -155,32 +137,23 @@ share_guess.compare(round(100 * convolutions / step["kernels_ms"]), "recorded", 
 
 # %% profiler-model
 from torch import nn
-from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 
-class SmallGPT(nn.Module):
-    def __init__(self, width, depth, words=5000):
-        super().__init__()
-        options = {"dropout": 0.0, "batch_first": True}
-        block = nn.TransformerEncoderLayer(width, width // 64, 4 * width, **options)
-        self.embed = nn.Embedding(words, width)
-        self.blocks = nn.TransformerEncoder(block, depth, enable_nested_tensor=False)
-        self.head = nn.Linear(width, words)
-
-    def forward(self, tokens):
-        return self.head(self.blocks(self.embed(tokens))[:, -1])
+def gpt(width, depth):
+    layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, batch_first=True)
+    layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+    return nn.Sequential(nn.Embedding(5000, width), layers, nn.Linear(width, 5000))
 
 # %% profiler-run
 def training(model, batch):
-    """A training step in bf16 with AdamW, as a function."""
+    # a step in bf16 with AdamW, as a function; the loss is a stand-in
     model, batch = model.cuda(), batch.cuda()
-    target = torch.zeros(len(batch), dtype=torch.long, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step():
         with record_function("forward"), torch.autocast("cuda", torch.bfloat16):
-            loss = F.cross_entropy(model(batch), target)
+            loss = model(batch).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -189,15 +162,14 @@ def training(model, batch):
 
 # %% profiler-table tags=["host-dependent"]
 BOTH = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-step = training(SmallGPT(256, 2), torch.zeros(8, 64, dtype=torch.long))
+step = training(gpt(256, 2), torch.zeros(8, 64, dtype=torch.long))
 with profile(activities=BOTH, schedule=schedule(wait=1, warmup=1, active=2)) as recorded:
     for _ in range(4):
         step()
         recorded.step()
 averages = recorded.key_averages()
-table = averages.table(sort_by="device_time_total", row_limit=8, max_name_column_width=28)
-print(f"{gpu.numbers}; the columns of the CPU, in the middle, are left out")
-for line in table.splitlines():
+table = averages.table("device_time_total", row_limit=8, max_name_column_width=28)
+for line in table.splitlines():  # without the columns of the CPU, in the middle
     print(line[:30], line[-78:])
 
 # %% profiler-explain [markdown]
@@ -237,20 +209,13 @@ gpulab.turn.three_of_twenty(plan)
 # layers on the CPU:
 
 # %% overhead-run tags=["host-dependent"]
-small, x = nn.Sequential(*[nn.Linear(16, 16) for _ in range(20)]), torch.randn(4, 16)
-
-
-def shortest():
-    """Of ten passes, in ms."""
-    pass_once = benchmark.Timer("small(x).sum().backward()", globals={"small": small, "x": x})
-    return 1000 * min(pass_once.timeit(1).mean for _ in range(10))
-
-
+names = {"x": torch.randn(4, 16), "small": nn.Sequential(*[nn.Linear(16, 16) for _ in range(20)])}
+passes = benchmark.Timer("small(x).sum().backward()", globals=names)
 with gpulab.without_gpu():
-    print(f"plain {shortest():.2f} ms (measured)")
+    print(f"plain {1000 * passes.timeit(50).mean:.2f} ms (measured)")
     for options in ({}, {"record_shapes": True}, {"with_stack": True}):
         with profile(activities=[ProfilerActivity.CPU], **options):
-            print(f"profiled {shortest():.2f} ms (measured)", options or "")
+            print(f"profiled {1000 * passes.timeit(50).mean:.2f} ms (measured)", options or "")
 
 # %% jobs-text [markdown]
 # ## Four jobs, four bottlenecks
@@ -258,24 +223,15 @@ with gpulab.without_gpu():
 # A step is **input-bound** if the host waits for the next batch, **launch-bound** if the host
 # cannot launch fast enough, **bandwidth-bound** if the kernels wait for memory, **compute-bound**
 # if they wait for arithmetic. Here are four jobs, one of each kind, shuffled, on a virtual A100.
-# Two of them train the *same network*.
+# Three of them train the *same network*.
 
-# %% jobs-list
+# %% jobs-define
 import random
 
 import torchvision
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 
-class SlowImages(Dataset):
-    def __len__(self):
-        return 1024
-
-    def __getitem__(self, index):
-        time.sleep(0.005)  # a disk, a decoder
-        return torch.zeros(3, 64, 64)
-
-# %% jobs-define
 def mobilenet():
     return torchvision.models.mobilenet_v3_large().to(memory_format=torch.channels_last)
 
@@ -284,11 +240,15 @@ def images(count, size=224):
     return torch.zeros(count, 3, size, size).to(memory_format=torch.channels_last)
 
 
+def slow(rows):
+    time.sleep(0.3)  # a disk, a decoder
+
+# %% jobs-list
 jobs = [  # network, batch, loader
-    (lambda: SmallGPT(4096, 2), torch.zeros(16, 1024, dtype=torch.long), None),
+    (lambda: gpt(4096, 2), torch.zeros(16, 1024, dtype=torch.long), None),
     (mobilenet, images(512), None),
     (mobilenet, images(8), None),
-    (torchvision.models.resnet18, images(64, 64), DataLoader(SlowImages(), batch_size=64)),
+    (mobilenet, images(64, 64), DataLoader(range(1024), batch_size=64, collate_fn=slow)),
 ]
 random.Random(5).shuffle(jobs)
 
@@ -312,7 +272,7 @@ def events_of(path):
 
 # %% trace-jobs
 def traced(make, batch, loader):
-    """Where a loader works, this machine's own time counts."""
+    # where a loader works, this machine's own time counts
     with gpulab.VirtualGPU("A100-80", compute=False, counts_host=loader is not None):
         step, batches = training(make(), batch), iter(loader or [])
         with profile(activities=BOTH, schedule=schedule(wait=1, warmup=1, active=1)) as recorded:
@@ -327,34 +287,32 @@ def traced(make, batch, loader):
 
 events = {letter: traced(*job) for letter, job in zip("ABCD", jobs)}
 
-# %% trace-lanes
-def lane(event):
-    """The row of the picture; none for waits, and for what is within an operation."""
-    if event["cat"] == "kernel":
-        return 2
-    if "DataLoader" in event["name"]:
-        return 1
-    called = event["cat"] in ("cpu_op", "cuda_runtime")
-    return 0 if called and not event["name"].endswith("Synchronize") else None
+# %% trace-rows
+def rows_of(found):  # of the picture
+    calls = [e for e in found if e["cat"] in ("cpu_op", "cuda_runtime")]
+    return {
+        "host": [e for e in calls if not e["name"].endswith("Synchronize")],
+        "loader": [e for e in found if "DataLoader" in e["name"]],
+        "kernels": [e for e in found if e["cat"] == "kernel"],
+    }
 
 
-def whole(found):
+def step_of(found):
     return next(e for e in found if e["name"].startswith("ProfilerStep"))
 
 # %% trace-plot tags=["host-dependent"]
 import matplotlib.pyplot as plt
 
 gpulab.style.use()
-figure, panels = plt.subplots(4, 2, figsize=(8, 5.2), width_ratios=(2, 1))
+figure, panels = plt.subplots(4, 2, figsize=(8, 5.6), width_ratios=(2, 1))
 for both, (letter, found) in zip(panels, events.items()):
-    begin, ms = whole(found)["ts"], whole(found)["dur"] / 1000
+    begin, ms = step_of(found)["ts"], step_of(found)["dur"] / 1000
     for axes, window in zip(both, ((0, ms), (0.4 * ms, 0.4 * ms + 1))):
-        for row, color in enumerate(("#0072B2", "#D55E00", "#E69F00")):
-            bars = [((e["ts"] - begin) / 1e3, e["dur"] / 1e3) for e in found if lane(e) == row]
-            axes.broken_barh(bars, (row - 0.4, 0.8), color=color, linewidth=0)
-        axes.set(xlim=window, ylim=(2.6, -0.6), yticks=range(3), yticklabels=[])
-    both[0].set(yticklabels=["host", "loader", "kernels"], title=f"{letter}: a step of {ms:.0f} ms")
-    both[1].set(title="one ms of it")
+        for y, row in enumerate(rows_of(found).values()):
+            bars = [((e["ts"] - begin) / 1000, e["dur"] / 1000) for e in row]
+            axes.broken_barh(bars, (-y - 0.4, 0.8), color=f"C{y}", linewidth=0)
+        axes.set(xlim=window, yticks=(0, -1, -2), yticklabels=["host", "loader", "kernels"])
+    both[0].set_title(f"{letter}: a step of {ms:.0f} ms; right: one ms of it")
 gpulab.style.show(figure, alt="Host, loader and kernels of four jobs. Two have gaps, two none.")
 
 # %% evidence-text [markdown]
@@ -368,19 +326,17 @@ gpulab.style.show(figure, alt="Host, loader and kernels of four jobs. Two have g
 
 # %% evidence-run tags=["host-dependent"]
 def evidence(found):
-    """Shares: of the step in kernels and in the loader; of both peaks, while kernels run."""
-    kernels = [e for e in found if e["cat"] == "kernel"]
-    busy = sum(e["dur"] for e in kernels)
-    loading = sum(e["dur"] for e in found if lane(e) == 1)
-    flops = sum(e["args"].get("flops", 0) for e in kernels) / busy / 312e6
-    moved = sum(e["args"].get("bytes", 0) for e in kernels) / busy / 2039e3
-    return busy / whole(found)["dur"], loading / whole(found)["dur"], flops, moved
+    # shares: of the step in kernels and in the loader; of both peaks, while kernels run
+    rows, whole = rows_of(found), step_of(found)["dur"]
+    busy, loading = (sum(e["dur"] for e in rows[name]) for name in ("kernels", "loader"))
+    flops = sum(e["args"].get("flops", 0) for e in rows["kernels"]) / busy / 312e6
+    moved = sum(e["args"].get("bytes", 0) for e in rows["kernels"]) / busy / 2039e3
+    return busy / whole, loading / whole, flops, moved
 
 
-print("   kernels  loader  peak FLOP/s  peak bandwidth (virtual)")
+print("     kernels     loader     FLOP/s  bandwidth (virtual)")
 for letter, found in events.items():
-    busy, loading, flops, moved = evidence(found)
-    print(f"{letter}: {busy:7.0%} {loading:7.0%} {flops:12.0%} {moved:15.0%}")
+    print(letter, *(f"{share:10.0%}" for share in evidence(found)))
 
 # %% diagnose-turn-text [markdown]
 # One kind is missing among the four: no gaps, and *neither* roof near. Then the kernels are
@@ -415,9 +371,8 @@ gpulab.turn.bottleneck(bottleneck)
 # And the fifth? B without `channels_last`: the same kernels by name, in the other layout.
 
 # %% latency-run
-network = torchvision.models.mobilenet_v3_large
-busy, _, flops, moved = evidence(traced(network, torch.zeros(512, 3, 224, 224), None))
-print(f"kernels {busy:.0%} of the step, {flops:.0%} of peak FLOP/s, {moved:.0%} of bandwidth (virtual)")
+slow_layout = (torchvision.models.mobilenet_v3_large, torch.zeros(512, 3, 224, 224), None)
+print("E", *(f"{share:10.0%}" for share in evidence(traced(*slow_layout))), "(virtual)")
 
 # %% remedies [markdown]
 # | bottleneck | look for | worth trying | does nothing |
@@ -450,29 +405,25 @@ gpulab.sim.launch_queue(kernel=4, launch=15)
 # %% roofline-text [markdown]
 # ## The job under the roof
 #
-# Lesson 01 drew a roofline for single operations. A trace puts the whole job there: each product or
-# convolution with its FLOPs per byte of memory traffic, and the rate that it reached. A mark's size
-# is its time.
+# A profiler gives times. For “bound by” you need FLOPs and bytes as well.
+# `gpulab.timing.operations` has all three on a virtual GPU. Here is B:
 
 # %% roofline-run
-figure, axes = plt.subplots(figsize=(8, 3.4))
-for letter, mark, title in (("A", "o", "A: GPT's products"), ("B", "^", "B: MobileNet's convolutions")):
-    kernels = [e for e in events[letter] if e["cat"] == "kernel"]
-    found = [e for e in kernels if e["args"].get("flops") and e["args"].get("bytes")]
-    intensity = [e["args"]["flops"] / e["args"]["bytes"] for e in found]
-    reached = [e["args"]["flops"] / e["dur"] / 1e6 for e in found]
-    axes.scatter(intensity, reached, [3 + e["dur"] / 40 for e in found], marker=mark, label=title)
-roof = [0.1, 312 / 2.039, 3000]
-axes.plot(roof, [min(312, 2.039 * x) for x in roof], color="black")
-axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="TFLOP/s (virtual A100)")
-axes.legend(loc="lower right")
-axes.set_title("A lies under the flat roof, B under the slope")
-gpulab.style.show(figure, alt="Roofline: convolutions below the slope, products below the flat roof.")
+with gpulab.VirtualGPU("A100-80", compute=False):
+    step = training(mobilenet(), images(512))
+    step()
+    print(gpulab.timing.operations(step, top=6))
 
 # %% roofline-explain [markdown]
-# Left of the ridge, at 153 FLOPs per byte, no kernel reaches the peak, however well it is written.
-# The way up there is *to the right*: fewer bytes for the same work. What lies far below both lines
-# is latency-bound, and tuning is for that.
+# Left of the ridge (153 FLOPs per byte on an A100 in bf16) no kernel reaches the peak, however well
+# it is written. The way up there is *to the right*: fewer bytes for the same work. What lies far
+# below both lines is latency-bound, and there tuning helps. On a real GPU `with_flops=True` counts
+# products and convolutions, and Nsight Compute draws each kernel under the roof.
+#
+# In the simulator, choose another operation: on which side of the ridge is it, and what moves it?
+
+# %% simulator-roofline
+gpulab.sim.roofline(gpu="A100-80")
 
 # %% compare-text [markdown]
 # ## Two traces compared
@@ -486,20 +437,12 @@ gpulab.style.show(figure, alt="Roofline: convolutions below the slope, products 
 norm_guess = gpulab.predict("How long did the batch norms take in bf16?", unit="ms")
 
 # %% compare-run
-def by_kind(mode):
-    found = {"convolution": 0.0, "batch_norm": 0.0, "the rest": 0.0}
-    for name, ms in real["resnet50", 256, mode]["operations_ms"].items():
-        kind = next((kind for kind in found if kind in name), "the rest")
-        found[kind] += ms
-    return found
-
-
-before, after = by_kind("fp32"), by_kind("amp_bf16")
-for kind in before:
-    print(f"{kind:<12} {before[kind]:6.1f} → {after[kind]:6.1f} ms (recorded)")
+before, after = real["resnet50", 256, "fp32"], real["resnet50", 256, "amp_bf16"]
+for word in ("convolution", "batch_norm"):
+    print(f"{word:<12} {part(before, word):6.1f} → {part(after, word):6.1f} ms (recorded)")
 why = """Half of the bytes, and yet more time: in bf16 PyTorch left cuDNN's batch norm for a kernel
 of its own (torch 2.11). In fp16, with cuDNN's, the same norms took 40 ms."""
-norm_guess.compare(round(after["batch_norm"], 1), "recorded", because=why)
+norm_guess.compare(round(part(after, "batch_norm"), 1), "recorded", because=why)
 
 # %% compare-explain [markdown]
 # The total alone, 2.7 times as fast, would have hidden it. Look for the part that did not gain.
@@ -508,33 +451,33 @@ norm_guess.compare(round(after["batch_norm"], 1), "recorded", because=why)
 #
 # On several GPUs each rank writes a trace of its own. The exchange of gradients is a kernel too,
 # NCCL's all-reduce. It starts when its *own* rank has come to it, and then it spins until the last
-# rank has come. Here two ranks train, and rank 1 gets more samples:
+# rank has come. Here two ranks multiply, and rank 1 has one product
+# more to do:
 
 # %% ranks-write
 # %%writefile ranks.py
 import torch
-from torch import distributed as dist, nn
+from torch import distributed as dist
 from torch.profiler import ProfilerActivity, profile
 import gpulab
 
 with gpulab.VirtualGPU("A100-80", count=2, link="pcie4", compute=False):
     dist.init_process_group("nccl")
-    torch.cuda.set_device(rank := dist.get_rank())
-    layers = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(4)]).cuda()
-    model = nn.parallel.DistributedDataParallel(layers, device_ids=[rank])
-    for _ in range(2):  # the second one stays
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
-            model(torch.randn(1024 + 512 * rank, 4096, device="cuda")).sum().backward()
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    a = torch.randn(8192, 8192, device="cuda")
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        for _ in range(2 + rank):
+            a @ a
+        dist.all_reduce(a)
     recorded.export_chrome_trace(f"rank{rank}.json")
     dist.destroy_process_group()
 
 # %% ranks-run
 gpulab.distributed.run("ranks.py", ranks=2, warm=True)
 for rank in (0, 1):
-    kernels = [e for e in events_of(f"rank{rank}.json") if e["cat"] == "kernel"]
-    shared = sum(e["dur"] for e in kernels if "all_reduce" in e["name"]) / 1000
-    others = sum(e["dur"] for e in kernels) / 1000 - shared
-    print(f"rank {rank}: all-reduce {shared:.1f} ms, other kernels {others:.1f} ms (virtual)")
+    for e in rows_of(events_of(f"rank{rank}.json"))["kernels"]:
+        print(f"rank {rank}: {e['dur'] / 1000:5.1f} ms {e['name']} (virtual)")
 
 # %% ranks-turn-text [markdown]
 # Both ranks look busy, near 100 % by the driver's counter, and one of them mostly spins.
@@ -564,34 +507,24 @@ gpulab.turn.late_rank(late_rank)
 #
 # **Model FLOPs utilisation** is one number for a job: the FLOPs that the *model* needs in a step,
 # over what the chip could do in that time at its dense peak. Recomputation does not count, so
-# useless work cannot raise it. Here is the GPT of job A:
-
-# %% mfu-run
-with gpulab.VirtualGPU("A100-80", compute=False):
-    step = training(SmallGPT(4096, 2), torch.zeros(16, 1024, dtype=torch.long))
-    took = gpulab.timing.measure(step, repeat=3, warm_up=2)
-    print(gpulab.timing.mfu(gpulab.timing.flops(step), took, "bf16"))
-
-# %% mfu-text-real [markdown]
-# That is a virtual GPU, and wide products. Now real trainings, on the H200: its dense bf16 peak is
-# 989 TFLOP/s. ResNet-50 with 256 images took 107 ms a step in bf16 (recorded).
+# useless work cannot raise it. `gpulab.timing.mfu(gpulab.timing.flops(step), took, "bf16")` computes
+# it for your GPU.
+#
+# Take ResNet-50 on the H200, 256 images, again. A step took 107 ms in bf16 (recorded), the dense
+# bf16 peak is 989 TFLOP/s, and an image needs 4.09 × 10⁹ multiply-adds in forward.
 
 # %% mfu-predict
 mfu_guess = gpulab.predict("What MFU did the training of ResNet-50 reach?", unit="%")
 
 # %% mfu-recorded
-reached = {}
-for name, batch in (("resnet50", 256), ("convnext_tiny", 64), ("vit_b_16", 64)):
-    model, x = getattr(torchvision.models, name)(), torch.zeros(1, 3, 224, 224)
-    with gpulab.VirtualGPU("A100-80", compute=False):
-        model, x = model.cuda(), x.cuda()
-        flops = batch * gpulab.timing.flops(lambda: model(x).sum().backward())
+for name, batch, multiply_adds in (("vit_b_16", 64, 17.56e9), ("resnet50", 256, 4.09e9)):
+    flops = 6 * multiply_adds * batch  # 2 for each in forward, 4 in backward
     for mode, peak in (("fp32", 67e12), ("amp_bf16", 989e12)):
         ms = real[name, batch, mode]["step_ms"]
-        reached[name, mode] = 100 * flops / (ms / 1000) / peak
-        print(f"{name:<14} {mode:<9} {ms:6.1f} ms, MFU {reached[name, mode]:4.1f} % (recorded times)")
-why = "Its convolutions are a third of the time, its norms more, and norms are no model FLOPs."
-mfu_guess.compare(round(reached["resnet50", "amp_bf16"], 1), "recorded", because=why)
+        mfu = flops / (ms / 1000) / peak
+        print(f"{name:<9} {mode:<9} {ms:6.1f} ms, MFU {mfu:5.1%} (recorded times)")
+why = "Convolutions are a third of its time, norms more, and norms are no model FLOPs."
+mfu_guess.compare(round(100 * mfu, 1), "recorded", because=why)
 
 # %% mfu-explain [markdown]
 # The format decides what you divide by: in float32 the peak is 67 TFLOP/s, and the same network
@@ -623,10 +556,9 @@ mfu_guess.compare(round(reached["resnet50", "amp_bf16"], 1), "recorded", because
 
 # %% power-run
 for name, found in gpulab.data.recorded("H100")["sustained"].items():
-    for (_, watts, clock, _, degrees), when in zip(found["readings"][::63], ("first", "last")):
-        print(f"{when:>5}: {watts:3.0f} W, {clock} MHz, {degrees} °C  {name} (recorded)")
-    rates = [rate for _, rate in found["rates"]]
-    print(f"       {rates[0]:,.0f} → {rates[-1]:,.0f} {found['unit']}")
+    print(f"{name}: {found['rates'][0][1]:,.0f} → {found['rates'][-1][1]:,.0f} {found['unit']}")
+    for _, watts, clock, _, degrees in (found["readings"][0], found["readings"][-1]):
+        print(f"    {watts:3.0f} W, {clock} MHz, {degrees} °C (recorded)")
 
 # %% energy-explain [markdown]
 # Both jobs would show 100 %. The products sit at the limit, and lose a third of the clock's 1,980
@@ -666,8 +598,7 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
 
 # %% mistake-step tags=["raises-exception"]
 with profile(schedule=schedule(wait=1, warmup=1, active=2)) as recorded:
-    for _ in range(8):
-        torch.ones(3) + 1
+    torch.ones(3) + 1
 recorded.key_averages()
 
 # %% mistake-attribute-text [markdown]
