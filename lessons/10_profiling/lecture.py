@@ -57,7 +57,7 @@ from torch.utils import benchmark
 
 a = torch.randn(1024, 1024, device=gpu.device)
 for name, clock in (("its own clock", {}), ("perf_counter", {"timer": time.perf_counter})):
-    found = benchmark.Timer("a @ a", globals={"a": a}, **clock).timeit(20)
+    found = benchmark.Timer("a @ a", globals={"a": a}, **clock).timeit(5)
     print(f"a @ a, by {name}: {1e6 * found.median:.0f} µs ({gpu.numbers})")
 
 # %% timer-cpu-text [markdown]
@@ -74,8 +74,9 @@ for name, clock in (("its own clock", {}), ("perf_counter", {"timer": time.perf_
 names = {"scores": torch.randn(512, 10), "labels": torch.randint(10, (512,))}
 loop = "sum(int(s.argmax() == label) for s, label in zip(scores, labels))"
 once = "int((scores.argmax(1) == labels).sum())"
+about = {"globals": names, "label": "accuracy of 512", "description": "measured"}
 with gpulab.without_gpu():
-    timers = [benchmark.Timer(code, globals=names, label="measured") for code in (loop, once)]
+    timers = [benchmark.Timer(code, **about) for code in (loop, once)]
     rounds = [timer.blocked_autorange(min_run_time=0.1) for _ in range(3) for timer in timers]
 table = benchmark.Compare(rounds)
 table.trim_significant_figures()
@@ -170,7 +171,7 @@ with profile(activities=BOTH, schedule=schedule(wait=1, warmup=1, active=2)) as 
 averages = recorded.key_averages()
 table = averages.table("device_time_total", row_limit=8, max_name_column_width=28)
 for line in table.splitlines():  # without the columns of the CPU, in the middle
-    print(line[:30], line[-78:])
+    print(line[:30] + line[100:])
 
 # %% profiler-explain [markdown]
 # A range such as `forward` has no kernels of its own, and all that were launched within. (On a real
@@ -366,7 +367,8 @@ gpulab.turn.bottleneck(bottleneck)
 # %% diagnose-answer [markdown]
 # **A** is the GPT: compute-bound. **B** is MobileNet with batch 512: full, and near the bandwidth.
 # **D** is the *same network* with batch 8: hundreds of kernels that the host cannot launch fast
-# enough. **C** waits for its loader. So a bottleneck belongs to a job, not to a network.
+# enough. **C**, the same again, waits for its loader. So a bottleneck belongs to a job, not to a
+# network.
 #
 # And the fifth? B without `channels_last`: the same kernels by name, in the other layout.
 
@@ -405,16 +407,18 @@ gpulab.sim.launch_queue(kernel=4, launch=15)
 # %% roofline-text [markdown]
 # ## The job under the roof
 #
-# A profiler gives times. For “bound by” you need FLOPs and bytes as well.
-# `gpulab.timing.operations` has all three on a virtual GPU. Here is B:
+# A profiler gives times. To say what an operation is bound by you need its FLOPs and bytes as well.
+# `gpulab.timing.operations` has all three on a virtual GPU. Here is A, the compute-bound job:
 
 # %% roofline-run
 with gpulab.VirtualGPU("A100-80", compute=False):
-    step = training(mobilenet(), images(512))
+    step = training(gpt(4096, 2), torch.zeros(16, 1024, dtype=torch.long))
     step()
-    print(gpulab.timing.operations(step, top=6))
+    print(gpulab.timing.operations(step, top=8))
 
 # %% roofline-explain [markdown]
+# Products take most of the time. Most of the *operations* wait for memory.
+#
 # Left of the ridge (153 FLOPs per byte on an A100 in bf16) no kernel reaches the peak, however well
 # it is written. The way up there is *to the right*: fewer bytes for the same work. What lies far
 # below both lines is latency-bound, and there tuning helps. On a real GPU `with_flops=True` counts
@@ -523,7 +527,7 @@ for name, batch, multiply_adds in (("vit_b_16", 64, 17.56e9), ("resnet50", 256, 
         ms = real[name, batch, mode]["step_ms"]
         mfu = flops / (ms / 1000) / peak
         print(f"{name:<9} {mode:<9} {ms:6.1f} ms, MFU {mfu:5.1%} (recorded times)")
-why = "Convolutions are a third of its time, norms more, and norms are no model FLOPs."
+why = "Norms are more than half of its time, and no FLOPs of the model to speak of."
 mfu_guess.compare(round(100 * mfu, 1), "recorded", because=why)
 
 # %% mfu-explain [markdown]
@@ -549,7 +553,7 @@ mfu_guess.compare(round(100 * mfu, 1), "recorded", because=why)
 # The answer to the opening question is in other counters. DCGM has them
 # (`dcgmi dmon -e 1002,1004,1005`), and from Hopper on NVML too (GPM): `SM_ACTIVE`, the share of SMs
 # with work; `PIPE_TENSOR_ACTIVE`, time of the tensor cores; `DRAM_ACTIVE`, time of the memory
-# interface. One spinning thread has an `SM_ACTIVE` of one SM in all.
+# interface. One spinning thread keeps one SM active, of 40 on a T4.
 #
 # Power hardly rises without work. And it is a limit: at it, the driver lowers the clock. Half a
 # minute each on an H100, whose board may draw 700 W:
@@ -561,8 +565,8 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
         print(f"    {watts:3.0f} W, {clock} MHz, {degrees} °C (recorded)")
 
 # %% energy-explain [markdown]
-# Both jobs would show 100 %. The products sit at the limit, and lose a third of the clock's 1,980
-# MHz. The network never reaches it.
+# Both run kernels all the time. The products sit at the limit, and the clock falls from 1,980 MHz by
+# more than a quarter. The network stays below the limit, and keeps its clock.
 #
 # Joules per step are watts times seconds. `gpulab.monitor.watch()` around a loop prints the
 # difference of NVML's energy counter. A computed figure, limit times time, bounds the watts only:
