@@ -9,7 +9,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 55 minutes, and 70 for the exercises | `01_why_gpus` (roofline), `03_moving_data` (launch queue) | any machine |
+# | 50 minutes, and 70 for the exercises | `01_why_gpus` (roofline), `03_moving_data` (launch queue) | any machine |
 
 # %% setup
 import torch
@@ -27,28 +27,28 @@ gpu = gpulab.setup()
 # says.
 
 # %% question-predict
-utilisation_guess = gpulab.predict("One thread of this GPU spins. Which utilisation?", unit="%")
+busy_guess = gpulab.predict("One thread of this GPU spins. What utilisation is read?", unit="%")
 
 # %% question-run tags=["host-dependent"]
 with gpulab.monitor.watch() as seen:
     for _ in range(20):
         torch.cuda._sleep(10**8)  # clocks
     torch.cuda.synchronize()
-why = """The driver counts the time, of the last sample period, in which at least one kernel ran
-(NVML's own words, in ours). It does not look at how much of the GPU that kernel uses."""
-utilisation_guess.compare(round(seen.summary().gpus[0].max_utilization), gpu.numbers, because=why)
+why = "The driver counts the time in which any kernel ran, not how much of the GPU it uses."
+busy_guess.compare(round(seen.summary().gpus[0].max_utilization), gpu.numbers, because=why)
 
 # %% question-answer [markdown]
-# So a full counter can be a bad job, and a low one can have five reasons, of which the loader is
-# one. This lesson asks instead: **how long does it take, where does the time go, and how far is
-# that from what the chip can do?**
+# The counter is the share of the last sample period (1/6 to 1 s) in which at least one kernel ran. So
+# a full one can be a bad job, and a low one has many possible reasons; the loader is one of them.
+# This lesson asks instead: **how long does it take, where does the time go, and how far is that from
+# what the chip can do?**
 
 # %% timer-text [markdown]
 # ## Time it so that the number holds
 #
 # `torch.utils.benchmark.Timer` is PyTorch's timer. It warms up, repeats, and waits for the GPU
-# before it reads the clock. It waits in the clock that it brings with it: hand it a `timer=` of
-# your own, and the wait is gone.
+# before it reads the clock. The wait is part of its own clock: give it another one, as many recipes
+# do, and the wait is gone.
 
 # %% timer-clock tags=["host-dependent"]
 import time
@@ -113,17 +113,23 @@ def part(row, word):
 
 
 row = real["resnet50", 64, "amp_bf16"]
-print("Name                                Self CUDA   Self CUDA % (recorded)")
+print("Name                                     Self CUDA   Self CUDA % (recorded)")
 for name, ms in list(row["operations_ms"].items())[:8]:
-    print(f"{name:<35} {ms:6.3f} ms   {ms / row['kernels_ms']:6.1%}")
+    print(f"{name:<40} {ms:6.3f} ms   {ms / row['kernels_ms']:6.1%}")
 why = "“ResNet is convolutions” is true of its FLOPs. Most of its time here is batch norm."
 share = part(row, "convolution") / row["kernels_ms"]
 share_guess.compare(round(100 * share), "recorded", because=why)
 
 # %% profiler-recorded-explain [markdown]
-# The rows are operations, by the names that launch: `aten::cudnn_convolution` lies two calls below
-# `nn.Conv2d`. In bf16 the norms are PyTorch's own, `aten::native_batch_norm`; the same step in
+# The rows are operations, by the names that launch: `nn.Conv2d` calls
+# `aten::conv2d`, and some calls further down is `aten::cudnn_convolution`. In bf16 the norms are PyTorch's own, `aten::native_batch_norm`; the same step in
 # float32 or fp16 has `aten::cudnn_batch_norm` (recorded).
+#
+# ![Bars for three steps on an H200: GPT-2 host 40, kernels 12, step 41 ms; ResNet-50 with 64 images 37, 28, 37; with 256 images 34, 106, 107.](../docs/pictures/real_steps.svg)
+#
+# The picture shows three such steps of that GPU (recorded). *Host* is the time in which Python and
+# PyTorch launch the step, *kernels* the sum of all kernels. The 64 images wait for the host, the 256
+# for the GPU. You will learn to see that in a trace.
 #
 # Kernels have rows of their own, with names like these (recorded elsewhere):
 #
@@ -133,7 +139,7 @@ share_guess.compare(round(100 * share), "recorded", because=why)
 # | `void at::native::batch_norm_transform_input_kernel<c10::Half, …>` | PyTorch's own batch norm, in fp16 (RTX 2080) |
 # | `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(…)` | NCCL's all-reduce in a ring |
 #
-# Now yours. A **schedule** skips the first step, warms up in one, and records two; `step()` says
+# Now record a step yourself (the GPU's times are virtual on a virtual GPU). A **schedule** skips the first step, warms up in one, and records two; `step()` says
 # where a step ends. `record_function` gives a range your own name.
 
 # %% profiler-model
@@ -174,7 +180,8 @@ for line in table.splitlines():  # without the columns of the CPU, in the middle
     print(line[:30] + line[100:])
 
 # %% profiler-explain [markdown]
-# A range such as `forward` has no kernels of its own, and all that were launched within. (On a real
+# The columns of the CPU are left out above. A range such as `forward` has no kernels of its own, and
+# all that were launched within. (On a real
 # GPU, backward runs in a thread of autograd's, so a range around `loss.backward()` shows none.)
 #
 # | column | what it is | what it is not |
@@ -330,9 +337,8 @@ def evidence(found):
     # shares: of the step in kernels and in the loader; of both peaks, while kernels run
     rows, whole = rows_of(found), step_of(found)["dur"]
     busy, loading = (sum(e["dur"] for e in rows[name]) for name in ("kernels", "loader"))
-    flops = sum(e["args"].get("flops", 0) for e in rows["kernels"]) / busy / 312e6
-    moved = sum(e["args"].get("bytes", 0) for e in rows["kernels"]) / busy / 2039e3
-    return busy / whole, loading / whole, flops, moved
+    flops, moved = (sum(e["args"].get(k, 0) for e in rows["kernels"]) for k in ("flops", "bytes"))
+    return busy / whole, loading / whole, flops / busy / 312e6, moved / busy / 2039e3
 
 
 print("     kernels     loader     FLOP/s  bandwidth (virtual)")
@@ -341,9 +347,9 @@ for letter, found in events.items():
 
 # %% diagnose-turn-text [markdown]
 # One kind is missing among the four: no gaps, and *neither* roof near. Then the kernels are
-# **latency-bound**. Their threads wait for single answers, and too few others are there to fill the
-# time; small, badly shaped or plainly slow kernels do that. Nsight Compute draws the line at 60 %
-# of either peak.
+# **latency-bound**: a warp waits for one answer after the other, and too few other warps run
+# meanwhile. Small, badly shaped or badly written kernels are like that. Nsight Compute draws the
+# line at 60 % of either peak.
 #
 # **Your turn** · 4 minutes. Write the rule down: from these four shares, name the bottleneck. It is
 # tried on other jobs.
@@ -370,7 +376,7 @@ gpulab.turn.bottleneck(bottleneck)
 # enough. **C**, the same again, waits for its loader. So a bottleneck belongs to a job, not to a
 # network.
 #
-# And the fifth? B without `channels_last`: the same kernels by name, in the other layout.
+# And the fifth kind? Here is B without `channels_last`, the same operations in the other layout:
 
 # %% latency-run
 slow_layout = (torchvision.models.mobilenet_v3_large, torch.zeros(512, 3, 224, 224), None)
@@ -385,7 +391,7 @@ print("E", *(f"{share:10.0%}" for share in evidence(traced(*slow_layout))), "(vi
 # | compute | full row, over 60 % of the peak FLOP/s | 16-bit or TF32 products, another GPU, fewer FLOPs | more workers |
 # | latency | full row, far from both | another layout, shape or kernel (lesson 11), larger batches | – |
 #
-# A sixth kind are **waits**: `.item()`, a print, a mask as an index (lesson 03). The trace shows
+# **Waits** are a sixth kind: `.item()`, a print, a mask as an index (lesson 03). The trace shows
 # `cudaStreamSynchronize`, and a gap behind it. Which Python line was it? `with_stack=True` writes
 # the frames into the trace; `gpulab.timing.syncs(step)`, or `torch.cuda.set_sync_debug_mode("warn")`,
 # name file and line.
@@ -455,8 +461,10 @@ norm_guess.compare(round(part(after, "batch_norm"), 1), "recorded", because=why)
 #
 # On several GPUs each rank writes a trace of its own. The exchange of gradients is a kernel too,
 # NCCL's all-reduce. It starts when its *own* rank has come to it, and then it spins until the last
-# rank has come. Here two ranks multiply, and rank 1 has one product
-# more to do:
+# rank has come. Here two ranks multiply matrices, and rank 1
+# has one product more to do:
+#
+# ![Two lanes: rank 0 computes less and its all-reduce is long, rank 1 computes more and its all-reduce is short.](../docs/pictures/late_rank.svg)
 
 # %% ranks-write
 # %%writefile ranks.py
@@ -522,20 +530,20 @@ mfu_guess = gpulab.predict("What MFU did the training of ResNet-50 reach?", unit
 
 # %% mfu-recorded
 for name, batch, multiply_adds in (("vit_b_16", 64, 17.56e9), ("resnet50", 256, 4.09e9)):
-    flops = 6 * multiply_adds * batch  # 2 for each in forward, 4 in backward
+    # FLOPs: 2 for each multiply-add in forward, 4 in backward
     for mode, peak in (("fp32", 67e12), ("amp_bf16", 989e12)):
         ms = real[name, batch, mode]["step_ms"]
-        mfu = flops / (ms / 1000) / peak
+        mfu = 6 * multiply_adds * batch / (ms / 1000) / peak
         print(f"{name:<9} {mode:<9} {ms:6.1f} ms, MFU {mfu:5.1%} (recorded times)")
 why = "Norms are more than half of its time, and no FLOPs of the model to speak of."
 mfu_guess.compare(round(100 * mfu, 1), "recorded", because=why)
 
 # %% mfu-explain [markdown]
 # The format decides what you divide by: in float32 the peak is 67 TFLOP/s, and the same network
-# looks five times as good. So compare like with like: training with training, one format, networks
+# looks more than five times as good. So compare like with like: training with training, one format, networks
 # of one kind. For large language models 38 to 43 % were reported (Llama 3 with 405 billion
-# parameters, up to 16,384 H100s). nanoGPT's first, unfused version of GPT-2 reached 14 % of an A100
-# (computed from a recorded speed).
+# parameters, up to 16,384 H100s). nanoGPT's GPT-2, eager and with unfused attention, reached
+# 14 % of an A100's peak (computed from a recorded speed).
 
 # %% driver-text [markdown]
 # ## What the driver counts
@@ -555,8 +563,8 @@ mfu_guess.compare(round(100 * mfu, 1), "recorded", because=why)
 # with work; `PIPE_TENSOR_ACTIVE`, time of the tensor cores; `DRAM_ACTIVE`, time of the memory
 # interface. One spinning thread keeps one SM active, of 40 on a T4.
 #
-# Power hardly rises without work. And it is a limit: at it, the driver lowers the clock. Half a
-# minute each on an H100, whose board may draw 700 W:
+# Power rises with work. It also is a limit: at it, the driver lowers the clock. Here are two loops,
+# half a minute each, on an H100 whose board may draw 700 W:
 
 # %% power-run
 for name, found in gpulab.data.recorded("H100")["sustained"].items():
@@ -569,8 +577,8 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
 # more than a quarter. The network stays below the limit, and keeps its clock.
 #
 # Joules per step are watts times seconds. `gpulab.monitor.watch()` around a loop prints the
-# difference of NVML's energy counter. A computed figure, limit times time, bounds the watts only:
-# its time must be measured.
+# difference of NVML's energy counter. Without it, the board's limit times a *measured* time is an
+# upper bound; times a predicted time it bounds nothing.
 #
 # **Nsight Systems** records the whole machine: CUDA calls, kernels, threads, NCCL, your ranges
 # (`torch.cuda.nvtx.range("step")`), and PyTorch's operators if you ask:
@@ -586,7 +594,7 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
 # |---|---|
 # | “85 to 99 % utilisation is good; below 50 %, loading is the bottleneck.” | One thread makes 100 %; below 50 % launches, waits and loading look alike. |
 # | “Memory near the maximum and less than 85 °C are signs of health.” | Neither says whether the GPU computes. |
-# | “The profiler tells you whether you are bound by compute or bandwidth.” | It gives times. FLOPs and bytes tell, and 60 % of neither is a third case. |
+# | “The profiler tells you whether you are bound by compute or bandwidth.” | It gives times. FLOPs and bytes tell; below 60 % of both it is neither. |
 # | “Low utilisation with a large batch: raise `num_workers`.” | If the host is in `DataLoader.__next__`; else it does nothing. |
 # | “Look at it in TensorBoard.” | The plugin was removed in 2026: Perfetto. |
 

@@ -115,7 +115,7 @@ def late_rank(answer: Any) -> None:
         longest = max(lasted, key=lambda rank: lasted[rank])
         told = ", ".join(f"{rank}: {ms:.0f}" for rank, ms in sorted(lasted.items()))
         if got == longest and not isinstance(got, bool):
-            raise AsGiven(f"of {{{told}}} it is rank {longest}, who waited longest")
+            raise AsGiven("the rank that waited longest comes back")
         if isinstance(got, float):
             raise NotYet(f"{brief(got)} came back", expected="a rank", likely="min of the dict by its values: key=")
         if got != late or isinstance(got, bool):
