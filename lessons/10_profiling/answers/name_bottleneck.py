@@ -169,12 +169,11 @@ BANK.mistakes(
      change(COMPUTE, f"sum((a := e['args']).get('flops', 0) / peak_flops > a.get('bytes', 0) / peak_bandwidth "
      f"{OF_RUNS} > len(runs) / 2")),
     ("a job that is near to neither roof is put under one",
-     "less than 60 % of the time without gaps, under the roof that takes longer: latency",
-     change("needed < 0.6 * busy", "False"), change("needed < 0.6 * busy", "needed < 0.5 * busy")),
+     "less than 60 % of the time without gaps, by the longer of the two seconds, not by their sum: latency",
+     change("needed < 0.6 * busy", "False"), change("needed < 0.6 * busy", "needed < 0.5 * busy"),
+     change("max(flops / peak_flops, moved / peak_bandwidth)", "(flops / peak_flops + moved / peak_bandwidth)")),
     ("a job that is near to one roof is called latency-bound",
      "compare the seconds at the peak with 60 % of the steps' time *without the gaps*",
      change("needed < 0.6 * busy", "needed < 0.6 * (end - begin)"),
      change("needed < 0.6 * busy", "needed < 0.7 * busy")),
-    ("the seconds at both peaks are added up", "they run side by side: the longer of the two counts, max",
-     change("max(flops / peak_flops, moved / peak_bandwidth)", "(flops / peak_flops + moved / peak_bandwidth)")),
 )  # fmt: skip
