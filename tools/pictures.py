@@ -198,10 +198,11 @@ def late_rank() -> Picture:
             text(14, y + 26, name, weight="bold"),
             bar(90, y, compute, 40, fill=SKY),
             text(90 + compute / 2, y + 26, "compute", anchor="middle", fill=INK),
-            bar(90 + compute + 4, y, 646 - compute, 40, fill=ORANGE),
-            text(94 + compute + (646 - compute) / 2, y + 26, "all-reduce", anchor="middle", fill=INK),
+            bar(94 + compute, y, 646 - compute, 40, fill=ORANGE),
         ]
     body += [
+        text(424, 40, "all-reduce", anchor="middle", fill=INK),
+        text(632, 100, "all-reduce", anchor="middle", fill=INK),
         line(524, 8, 524, 132, stroke=INK, width=2),
         text(516, 148, "rank 0 spins until here", anchor="end"),
         text(532, 148, "gradients move"),

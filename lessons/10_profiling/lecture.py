@@ -64,7 +64,7 @@ for name, clock in (("its own clock", {}), ("perf_counter", {"timer": time.perf_
 # The second number is the launch. On a CPU, know one more thing: the timer sets **one thread**
 # unless `num_threads` says otherwise.
 #
-# How exact is a median? `blocked_autorange` times hundreds of blocks. The median of $n$ blocks is
+# How exact is a median? `blocked_autorange` times hundreds of blocks. The median of *n* blocks is
 # off by about IQR/√n (IQR: the interquartile range), so many blocks tell small differences. What
 # misleads you is **drift**: the GPU warms up and lowers its clock, a neighbour starts a job. So
 # take turns, A, B, A, B, and believe a difference that keeps its sign. (`nvidia-smi -lgc 1410`
@@ -319,6 +319,7 @@ for both, (letter, found) in zip(panels, events.items()):
         for y, row in enumerate(rows_of(found).values()):
             bars = [((e["ts"] - begin) / 1000, e["dur"] / 1000) for e in row]
             axes.broken_barh(bars, (-y - 0.4, 0.8), color=f"C{y}", linewidth=0)
+        axes.locator_params(axis="x", nbins=4)
         axes.set(xlim=window, yticks=(0, -1, -2), yticklabels=["host", "loader", "kernels"])
     both[0].set_title(f"{letter}: a step of {ms:.0f} ms; right: one ms of it")
 gpulab.style.show(figure, alt="Host, loader and kernels of four jobs. Two have gaps, two none.")
@@ -463,8 +464,6 @@ norm_guess.compare(round(part(after, "batch_norm"), 1), "recorded", because=why)
 # NCCL's all-reduce. It starts when its *own* rank has come to it, and then it spins until the last
 # rank has come. Here two ranks multiply matrices, and rank 1
 # has one product more to do:
-#
-# ![Two lanes: rank 0 computes less and its all-reduce is long, rank 1 computes more and its all-reduce is short.](../docs/pictures/late_rank.svg)
 
 # %% ranks-write
 # %%writefile ranks.py
@@ -510,6 +509,9 @@ gpulab.turn.late_rank(late_rank)
 
 # %% ranks-explain [markdown]
 # The late rank finds all others there, so its kernel lasts only as long as the exchange.
+#
+# ![Two lanes: rank 0 computes less and its all-reduce is long, rank 1 computes more and its all-reduce is short.](../docs/pictures/late_rank.svg)
+#
 # `gpulab.timing.merge_traces` puts the ranks' files on one page. **HTA** (*Holistic Trace
 # Analysis*, `pip install HolisticTraceAnalysis`) reads a folder of them, and says for each rank how
 # long it was idle, computed, or exchanged.
@@ -573,7 +575,7 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
         print(f"    {watts:3.0f} W, {clock} MHz, {degrees} °C (recorded)")
 
 # %% energy-explain [markdown]
-# Both run kernels all the time. The products sit at the limit, and the clock falls from 1,980 MHz by
+# Both loops keep kernels running. The products sit at the limit, and the clock falls from 1,980 MHz by
 # more than a quarter. The network stays below the limit, and keeps its clock.
 #
 # Joules per step are watts times seconds. `gpulab.monitor.watch()` around a loop prints the
@@ -624,8 +626,8 @@ averages[0].cuda_time_total
 # not have. Ask NVML: `gpulab.monitor.read()`, `torch.cuda.utilization()`, `torch.cuda.power_draw()`.
 
 # %% mistake-parse tags=["raises-exception"]
-answer = "45, 3021\n[N/A], 18\n"  # --query-gpu=utilization.gpu,memory.used, of two GPUs
-[int(value) for value in answer.strip().split(", ")]
+# from two GPUs, --query-gpu=utilization.gpu,memory.used --format=csv,noheader,nounits
+[int(value) for value in "45, 3021\n[N/A], 18\n".strip().split(", ")]
 
 # %% quiz-text [markdown]
 # ## Quick check
