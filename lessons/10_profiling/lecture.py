@@ -129,7 +129,7 @@ share_guess.compare(round(100 * share), "recorded", because=why)
 #
 # The picture shows three such steps of that GPU (recorded). *Host* is the time in which Python and
 # PyTorch launch the step, *kernels* the sum of all kernels. The 64 images wait for the host, the 256
-# for the GPU. You will learn to see that in a trace.
+# for the GPU.
 #
 # Kernels have rows of their own, with names like these (recorded elsewhere):
 #
@@ -456,7 +456,7 @@ of its own (torch 2.11). In fp16, with cuDNN's, the same norms took 40 ms."""
 norm_guess.compare(round(part(after, "batch_norm"), 1), "recorded", because=why)
 
 # %% compare-explain [markdown]
-# The total alone, 2.7 times as fast, would have hidden it. Look for the part that did not gain.
+# The total alone, 2.7 times as fast, would have hidden it.
 #
 # ### Several ranks
 #

@@ -116,6 +116,8 @@ def late_rank(answer: Any) -> None:
         told = ", ".join(f"{rank}: {ms:.0f}" for rank, ms in sorted(lasted.items()))
         if got == longest and not isinstance(got, bool):
             raise AsGiven("the rank that waited longest comes back")
+        if got is None:
+            raise NotYet("None came back", expected="a rank", likely="the return is missing")
         if isinstance(got, float):
             raise NotYet(f"{brief(got)} came back", expected="a rank", likely="min of the dict by its values: key=")
         if got != late or isinstance(got, bool):
