@@ -1970,25 +1970,23 @@ def makes_none():
 @right("bottleneck")
 def by_the_largest(busy, loading, flops, moved):
     if busy > 0.8:
-        return max((flops, "compute"), (moved, "bandwidth"))[1]
+        return max((flops, "compute"), (moved, "bandwidth"), (0.6, "latency"))[1]
     return max((loading, "input"), (1 - busy - loading, "launches"))[1]
 
 
 @wrong("bottleneck", '"input" for busy', "the loader does not matter")
 def loader_first(busy, loading, flops, moved):
-    if loading > 0.3:
-        return "input"
-    return "launches" if busy < 0.7 else "compute" if flops > moved else "bandwidth"
+    return "input" if loading > 0.3 else by_the_largest(busy, loading, flops, moved)
 
 
 @wrong("bottleneck", 'expected: "input"', "it is in the loader")
 def no_loader(busy, loading, flops, moved):
-    return "launches" if busy < 0.7 else "compute" if flops > moved else "bandwidth"
+    return by_the_largest(busy, 0.0, flops, moved)
 
 
 @wrong("bottleneck", 'expected: "launches"', "it launches")
 def gaps_are_input(busy, loading, flops, moved):
-    return "input" if busy < 0.7 else "compute" if flops > moved else "bandwidth"
+    return by_the_largest(busy, 1.0, flops, moved)
 
 
 @wrong("bottleneck", "another word")
@@ -1998,9 +1996,40 @@ def own_word(busy, loading, flops, moved):
 
 @wrong("bottleneck", 'expected: "bandwidth"', "memory's")
 def always_compute(busy, loading, flops, moved):
-    if busy < 0.7:
-        return "input" if loading > 0.5 else "launches"
-    return "compute"
+    found = by_the_largest(busy, loading, flops, moved)
+    return "compute" if found == "bandwidth" else found
+
+
+@wrong("bottleneck", 'expected: "latency"', "no roof is near")
+def some_roof(busy, loading, flops, moved):
+    if busy > 0.8:
+        return "compute" if flops > moved else "bandwidth"
+    return by_the_largest(busy, loading, flops, moved)
+
+
+@right("late_rank")
+def shortest(lasted):
+    return sorted(lasted, key=lambda rank: lasted[rank])[0]
+
+
+@right("late_rank")
+def shortest_by_value(lasted):
+    return next(rank for rank, ms in lasted.items() if ms == min(lasted.values()))
+
+
+@wrong("late_rank", "expected: rank", "finds all others there")
+def first_number(lasted):
+    return min(lasted)
+
+
+@wrong("late_rank", "a rank", "by its values")
+def time_of_it(lasted):
+    return min(lasted.values())
+
+
+@wrong("late_rank", "a rank", "the return is missing")
+def no_rank(lasted):
+    min(lasted, key=lasted.get)
 
 
 # --- lesson 11 -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from collections import Counter
 
 import torch
@@ -64,12 +63,13 @@ gpu = gpulab.setup()
 # kind, by what the host does: `"input"` if the host loads for more than half of the gap, else `"waits"` if the host is
 # in a wait when the gap begins, else `"launches"`. Loads and waits are events of the cats named above, and of no other.
 # Otherwise the roof decides under which the steps' kernels would need longer: their FLOPs at the peak, `"compute"`, or
-# their bytes at theirs, `"bandwidth"`.
+# their bytes at theirs, `"bandwidth"`. But if that is less than 60 % of the steps' time without the gaps, then neither
+# roof is near: `"latency"`.
 
 # %% name_bottleneck tags=["solution"]
 def name_bottleneck(events, gpu, peak_flops, peak_bandwidth):
     """What the steps of a trace are bound by: "input", "waits", "launches",
-    "compute" or "bandwidth".
+    "compute", "bandwidth" or "latency".
     """
     # TODO: the window, the gaps in it, a kind for each; and the two roofs
     ### BEGIN SOLUTION
@@ -103,6 +103,10 @@ def name_bottleneck(events, gpu, peak_flops, peak_bandwidth):
             lost["input" if loads_most else "waits" if waiting else "launches"] += stop - start
         return max(lost, key=lost.get)
     flops, moved = (sum(e["args"].get(key, 0) for _, _, e in runs) for key in ("flops", "bytes"))
+    needed = 1e6 * max(flops / peak_flops, moved / peak_bandwidth)
+    busy = end - begin - sum(stop - start for start, stop in gaps)
+    if needed < 0.6 * busy:
+        return "latency"
     return "compute" if flops / peak_flops > moved / peak_bandwidth else "bandwidth"
     ### END SOLUTION
 
@@ -127,7 +131,8 @@ gpulab.check.name_bottleneck(name_bottleneck)
 #
 # Two intervals overlap by `max(0, min(ends) - max(begins))`: add that up over the loads for each gap. A `Counter` of
 # seconds by kind gives the largest with `max(lost, key=lost.get)`. Seconds at the peaks, `flops / peak_flops` and
-# `bytes / peak_bandwidth`, can be compared; FLOPs and bytes cannot.
+# `bytes / peak_bandwidth`, can be compared, with each other and with the busy time (which is in microseconds); FLOPs
+# and bytes cannot.
 #
 # </details>
 
@@ -267,7 +272,8 @@ gpulab.check.profiled_steps(profiled_steps)
 #
 # The FLOPs are those that the model needs, forward and backward, as FlopCounterMode counts them. The time is the median
 # of single steps, after `warm_up` calls: from a step's start on the GPU to its end, whatever has been queued before.
-# The clock is `time.perf_counter`, or events.
+# The clock is that of events, `torch.cuda.Event(enable_timing=True)`. Among the timed steps the host does not wait for
+# the GPU, only at the end: a wait after each step empties the queue, and times a job that nobody runs (lesson 11).
 
 # %% mfu-predict
 mfu_guess = gpulab.predict(
@@ -291,13 +297,15 @@ def job_mfu(step, plain_step, dtype, sheet, warm_up, repeats):
     peak = tflops * 1e12 / (2 if sparse else 1)
     for _ in range(warm_up):
         step()
-    seconds = []
+    marks = []
     for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
         step()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
+        end.record()
+        marks.append((start, end))
+    torch.cuda.synchronize()
+    seconds = [start.elapsed_time(end) / 1e3 for start, end in marks]
     return counter.get_total_flops() / statistics.median(seconds) / peak
     ### END SOLUTION
 
@@ -307,14 +315,15 @@ gpulab.check.job_mfu(job_mfu)
 # %% mfu-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Three numbers, each of which has a trap: which of the two functions is counted, and which is timed; when does the clock
-# stand; which row of the sheet, and is it dense?
+# Three numbers, each of which has a trap: which of the two functions is counted, and which is timed; who stops the clock
+# if the host does not wait; which row of the sheet, and is it dense?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
 # `with FlopCounterMode(display=False) as counter:` counts what runs within, backward included; `get_total_flops()` has a
-# multiply-add as two already. For the time, wait for the GPU before each of the two readings of the clock.
+# multiply-add as two already. For the time, record one event before each step and one after it, and keep both. After
+# one `torch.cuda.synchronize()` at the end, `start.elapsed_time(end)` tells milliseconds.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -328,7 +337,7 @@ gpulab.check.job_mfu(job_mfu)
 # The prediction, worked out: three quarters of the time are the model's own, at 45 % of the peak; that is 34 % of the whole.
 # And your function on ResNet-50 in bf16, on a virtual A100:
 
-# %% mfu-try tags=["needs-answer", "host-dependent"]
+# %% mfu-try tags=["needs-answer"]
 mfu_guess.compare(round(0.75 * 45))
 with gpulab.VirtualGPU("A100-80", compute=False):
     model = torchvision.models.resnet50().cuda()
@@ -340,9 +349,7 @@ with gpulab.VirtualGPU("A100-80", compute=False):
         loss.backward()
 
     share = job_mfu(train, train, torch.bfloat16, {"bf16": (624.0, True)}, 2, 3)
-print(
-    f"MFU {share:.0%} (virtual; by perf_counter this machine's own time for the launches is in it)"
-)
+print(f"MFU {share:.0%} (virtual)")
 
 # %% done [markdown]
 # ## Done?

@@ -1,4 +1,4 @@
-"""Judges the turns of lesson 10: a schedule for a run that is slow now and then, and a rule that names a bottleneck."""
+"""Judges the turns of lesson 10: a schedule for a slow run, a rule that names a bottleneck, and which rank is late."""
 
 from __future__ import annotations
 
@@ -61,15 +61,16 @@ Shares = tuple[float, float, float, float]  # busy, loading, flops, moved
 def _cases() -> dict[str, list[Shares]]:
     """Jobs of which everybody would say the same."""
     draw = random.uniform
-    cases: dict[str, list[Shares]] = {"input": [], "launches": [], "bandwidth": [], "compute": []}
+    cases: dict[str, list[Shares]] = {"input": [], "launches": [], "bandwidth": [], "compute": [], "latency": []}
     for _ in range(6):
         loading = draw(0.6, 0.9)
         cases["input"].append((draw(0.02, 0.95 - loading), loading, draw(0.05, 0.6), draw(0.05, 0.6)))
         cases["launches"].append((draw(0.02, 0.55), draw(0.0, 0.1), draw(0.05, 0.6), draw(0.05, 0.6)))
-        near, far = draw(0.45, 0.8), draw(0.02, 0.3)
+        near, far = draw(0.65, 0.9), draw(0.02, 0.5)
         # The host may wait for a batch while the GPU is still at work: nothing is lost by it.
         cases["bandwidth"].append((draw(0.93, 1.0), draw(0.0, 0.8), far, near))
         cases["compute"].append((draw(0.93, 1.0), draw(0.0, 0.8), near, far))
+        cases["latency"].append((draw(0.93, 1.0), draw(0.0, 0.8), draw(0.02, 0.5), draw(0.02, 0.5)))
     return cases
 
 
@@ -78,12 +79,13 @@ _LIKELY = {
     "launches": "with gaps, and the host hardly in the loader, it launches",
     "bandwidth": "without gaps the loader does not matter; the roof that is nearer is memory's",
     "compute": "without gaps the loader does not matter; the roof that is nearer is that of arithmetic",
+    "latency": "without gaps, and less than 60 % of either peak: no roof is near",
 }
 
 
-@turn("gaps first, then what the host does in them, or which roof is near")
+@turn("gaps first, then what the host does in them, or which roof is near, if one is")
 def bottleneck(answer: Any) -> None:
-    """A function (busy, loading, flops, moved) that returns one of four words."""
+    """A function (busy, loading, flops, moved) that returns one of five words."""
     cases = _cases()
     got = {name: [answer(*shares) for shares in found] for name, found in cases.items()}
     if got == {name: ["input" if s[0] < 0.85 else "compute" for s in found] for name, found in cases.items()}:
@@ -100,3 +102,27 @@ def bottleneck(answer: Any) -> None:
                     expected=f'"{name}"',
                     likely=_LIKELY[name],
                 )
+
+
+@turn("the rank with the shortest kernels: the others spin in theirs until it comes")
+def late_rank(answer: Any) -> None:
+    """A function (lasted) of {rank: ms} that returns a rank."""
+    for _ in range(8):
+        late, exchange = random.randrange(8), random.uniform(2, 20)
+        lasted = {rank: exchange + random.uniform(5, 40) for rank in random.sample(range(8), 8)}
+        lasted[late] = exchange
+        got = answer(dict(lasted))
+        longest = max(lasted, key=lambda rank: lasted[rank])
+        told = ", ".join(f"{rank}: {ms:.0f}" for rank, ms in sorted(lasted.items()))
+        if got == longest and not isinstance(got, bool):
+            raise AsGiven("the rank that waited longest comes back")
+        if got is None:
+            raise NotYet("None came back", expected="a rank", likely="the return is missing")
+        if isinstance(got, float):
+            raise NotYet(f"{brief(got)} came back", expected="a rank", likely="min of the dict by its values: key=")
+        if got != late or isinstance(got, bool):
+            raise NotYet(
+                f"{brief(got)} for {{{told}}}",
+                expected=f"rank {late}",
+                likely="the last rank finds all others there, so its kernel is the shortest",
+            )

@@ -193,6 +193,19 @@ def test_it_is_read_after_the_scopes_end_too(tmp_path):
     assert of(trace_of(profiler, tmp_path / "trace.json.gz"), "kernel")
 
 
+def test_the_kernel_of_a_collective_lasts_from_its_own_rank_s_arrival(gpu, tmp_path):
+    """NCCL's spins until the last rank has come: long on an early rank, short on the last one."""
+    timer = gpu.device(None).timer
+    with profile(activities=BOTH) as profiler:
+        for name, late in (("early", 10e-3), ("last", 0.0)):
+            arrived = gpu.clock.now()
+            timer.collective(7, arrived, arrived + late, 2e-3, name, 8_000_000)
+    lasted = {e["name"]: e["dur"] for e in of(trace_of(profiler, tmp_path / "trace.json"), "kernel")}
+    assert lasted == pytest.approx({"early": 12_000, "last": 2_000})
+    table = {row.key: row.self_device_time_total for row in profiler.key_averages() if row.key in lasted}
+    assert table == pytest.approx(lasted)
+
+
 def test_an_exception_passes_through_and_the_clock_is_as_it_was(gpu):
     x = torch.ones(8, device="cuda")
     with pytest.raises(RuntimeError, match="must match"), profile(activities=BOTH) as profiler:

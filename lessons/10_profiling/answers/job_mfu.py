@@ -6,8 +6,35 @@ from banks.edits import add, change
 from torch.utils.flop_counter import FlopCounterMode
 
 BANK = Bank("job_mfu")
-BEFORE = "        torch.cuda.synchronize()\n        start = time.perf_counter()\n"
-AFTER = "        torch.cuda.synchronize()\n        seconds.append("
+LOOP = """    marks = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        step()
+        end.record()
+        marks.append((start, end))
+    torch.cuda.synchronize()
+    seconds = [start.elapsed_time(end) / 1e3 for start, end in marks]
+"""
+FIRST, LAST = "        torch.cuda.synchronize()\n", "        torch.cuda.synchronize()  # the step\n"
+HOST = f"""    import time
+    seconds = []
+    for _ in range(repeats):
+{FIRST}        start = time.perf_counter()
+        step()
+{LAST}        seconds.append(time.perf_counter() - start)
+"""
+ONE_EACH = LOOP.replace("        marks.append", "        end.synchronize()\n        marks.append")
+
+
+def by_host(*edits):
+    """The host's clock, and a wait at each reading, but for these (old, new)."""
+    text = HOST
+    for old, new in edits:
+        text = text.replace(old, new)
+    return change(LOOP, text)
+
+
 ALLOWED = 'if name == "fp32" and torch.backends.cuda.matmul.allow_tf32 and "tf32" in sheet:'
 COUNT = "counter.get_total_flops() / statistics.median(seconds) / peak"
 
@@ -21,8 +48,9 @@ def events_first(step, plain_step, dtype, sheet, warm_up, repeats):
         start.record()
         step()
         end.record()
-        end.synchronize()
-        times += [start.elapsed_time(end)] * (number >= warm_up)
+        times += [(start, end)] * (number >= warm_up)
+    end.synchronize()
+    times = [start.elapsed_time(end) for start, end in times]
     counter = FlopCounterMode(display=False)
     with counter:
         plain_step()
@@ -32,9 +60,9 @@ def events_first(step, plain_step, dtype, sheet, warm_up, repeats):
     return counter.get_total_flops() / sorted(times)[repeats // 2] / 1e9 / tflops
 
 
-BANK.right(change(AFTER, AFTER.replace("torch.cuda.", "torch.cuda.current_stream().")))
-BANK.right((change("start = time.perf_counter()", "start = time.perf_counter_ns() / 1e9"),
-           change("time.perf_counter() - start", "time.perf_counter_ns() / 1e9 - start")))  # fmt: skip
+WAIT = "    torch.cuda.synchronize()\n    seconds"
+BANK.right(change(WAIT, WAIT.replace("torch.cuda.", "torch.cuda.current_stream().")))
+BANK.right(change("    marks = []\n", "    torch.cuda.synchronize()  # before the timed steps\n    marks = []\n"))
 BANK.mistakes(
     ("what came back is a text", "the number itself; how it is printed is the caller's matter",
      change(f'return {COUNT}', f'return f"{{{COUNT}:.1%}}"')),
@@ -58,29 +86,28 @@ BANK.mistakes(
      change(COUNT, f'3 * {COUNT}')),
     ("peak and rate are the other way round", "what was reached, by what could be", change(COUNT, f'1 / ({COUNT})')),
     ("the clock is stopped before the GPU is done",
-     "a launch returns at once: torch.cuda.synchronize() before the second reading",
-     change(AFTER, "        seconds.append(")),
+     "a launch returns at once: record an event behind the step", by_host((LAST, ""))),
     ("GPU 0 is waited for, whichever is the current one",
      "torch.cuda.synchronize() without a number waits for the current GPU, which is the job's",
-     (change(BEFORE, BEFORE.replace("synchronize()", "synchronize(0)")),
-     change(AFTER, AFTER.replace("synchronize()", "synchronize(0)")))),
+     by_host((FIRST, FIRST.replace("()", "(0)")), (LAST, LAST.replace("()", "(0)")))),
+    ("the host waits after each step", "that empties the queue: record two events a step, and wait once at the end",
+     by_host(), change(LOOP, ONE_EACH)),
     ("the count goes on during the timed steps",
      "close the counter first: else the recomputation and all repeats are in it",
      (change("    return", "    counter.__exit__(None, None, None)\n    return"),
      change("    with FlopCounterMode(display=False) as counter:\n        plain_step()",
      "    counter = FlopCounterMode(display=False).__enter__()\n    plain_step()"))),
-    ("work that was queued before is timed", "torch.cuda.synchronize() before the first reading too",
-     change(BEFORE, "        start = time.perf_counter()\n")),
+    ("work that was queued before is timed", "an event before each step is recorded behind what was queued",
+     by_host((FIRST, ""))),
     ("the queue of the caller is timed",
-     "the caller's work may still run when yours begins: torch.cuda.synchronize() before the first " "reading too",
-     (change(BEFORE, "        start = time.perf_counter()\n"),
+     "the caller's work may still run when yours begins: an event is recorded behind it",
+     (by_host((FIRST, "")),
      change("    with FlopCounterMode(display=False) as counter:\n        plain_step()\n", ""), change("    return",
      "    with FlopCounterMode(display=False) as counter:\n        plain_step()\n    return"),
      change("for _ in range(warm_up):\n        step()",
      "for _ in range(warm_up):\n        step()\n        torch.cuda.synchronize()"))),
-    ("what is still queued of the warm-up is timed", "wait between the warm-up and the first reading of the clock",
-     (change(BEFORE, "        start = time.perf_counter()\n"),
-     add("torch.cuda.synchronize()", before="for _ in range(warm_up)"))),
+    ("what is still queued of the warm-up is timed", "an event before each step is recorded behind the warm-up",
+     (by_host((FIRST, "")), add("torch.cuda.synchronize()", before="for _ in range(warm_up)"))),
     ("the warm-up is timed as well", "its steps are slower: they are not to be in the list",
      (change("for _ in range(warm_up):\n        step()", ""), change("range(repeats)", "range(warm_up + repeats)"))),
     ("the mean of the times is taken", "one slow step, as one that saves, moves the mean: statistics.median",
@@ -121,7 +148,6 @@ BANK.mistakes(
      change("torch.backends.cuda.matmul.allow_tf32", "torch.backends.cudnn.allow_tf32")),
     ("a row of the sheet is asked for that it does not have",
      "older GPUs have no TF32, whatever is allowed: then the row is fp32", change(' and "tf32" in sheet', "")),
-    ("the clock is the processor's", "time.process_time does not run while the host waits; take time.perf_counter",
-     (change("start = time.perf_counter()", "start = time.process_time()"),
-     change("time.perf_counter() - start", "time.process_time() - start"))),
+    ("the clock is the processor's", "time.process_time does not run while the host waits; record events",
+     by_host(("perf_counter", "process_time"))),
 )  # fmt: skip

@@ -35,7 +35,8 @@ BANK.right(change(ENDS, 'e["name"].startswith("cuda") and "Synchronize" in e["na
 BANK.mistakes(
     ("the word is printed, and None is returned", "return instead of print",
      change(RETURN, f"return print({RETURN[7:]})")),
-    ("what is returned is another word than the five", "“input”, “waits”, “launches”, “compute”, “bandwidth”",
+    ("what is returned is another word than the six",
+     "“input”, “waits”, “launches”, “compute”, “bandwidth”, “latency”",
      change('"input" if', '"loader" if')),
     ("the time by kind is returned, not the kind", "the one with the most time: max(lost, key=lost.get)",
      change(RETURN, "return dict(lost)")),
@@ -167,4 +168,12 @@ BANK.mistakes(
     ("each kernel has a vote", "most kernels are bound by memory in nearly every job: time counts",
      change(COMPUTE, f"sum((a := e['args']).get('flops', 0) / peak_flops > a.get('bytes', 0) / peak_bandwidth "
      f"{OF_RUNS} > len(runs) / 2")),
+    ("a job that is near to neither roof is put under one",
+     "less than 60 % of the time without gaps, by the longer of the two seconds, not by their sum: latency",
+     change("needed < 0.6 * busy", "False"), change("needed < 0.6 * busy", "needed < 0.5 * busy"),
+     change("max(flops / peak_flops, moved / peak_bandwidth)", "(flops / peak_flops + moved / peak_bandwidth)")),
+    ("a job that is near to one roof is called latency-bound",
+     "compare the seconds at the peak with 60 % of the steps' time *without the gaps*",
+     change("needed < 0.6 * busy", "needed < 0.6 * (end - begin)"),
+     change("needed < 0.6 * busy", "needed < 0.7 * busy")),
 )  # fmt: skip

@@ -20,14 +20,15 @@ MFU, TIMER = "How far from the chip: MFU", "Time it so that the number holds"
 WITHIN = 0.03
 KIND, UNIT, CALLS, COUNTED = "what came back", "unit", "calls of step", "calls of plain_step"
 CLOCK, FLOPS, MEDIAN, WARM = (
-    "clocks other than perf_counter, by which the time is wrong",
+    "clocks other than events, by which the time is wrong",
     "MFU",
     "MFU of steps of different length",
     "MFU after warm-up",
 )
+EMPTY = "timed steps before which the queue was empty"
 SPARSE, TF32, FP32, SIDE = "MFU by a sheet with sparsity", "MFU in TF32", "MFU in fp32", "MFU where work was queued"
 CLAUSES = [
-    Clause(quote, facts, summary, rule, TIMER if facts[0] in (CALLS, SIDE, WARM, CLOCK) else MFU)
+    Clause(quote, facts, summary, rule, TIMER if facts[0] in (CALLS, SIDE, WARM, CLOCK, EMPTY) else MFU)
     for facts, quote, summary, rule in (
         ([KIND], "as a float", "what came back is no finite number", "the number itself"),
         ([UNIT], "1 is the peak", "the number is not a part of the peak", "a sheet's TFLOP/s are 10¹² FLOP/s"),
@@ -39,7 +40,8 @@ CLAUSES = [
         ([SPARSE], "twice the dense one", "by such a sheet the number is another", "the dense rate is the peak"),
         ([FP32], "torch.float32", "for float32 the number is another", "its row is that in which the products run"),
         ([TF32], "run in TF32 where", "where TF32 is allowed the number is another", "and the sheet has a row for it"),
-        ([CLOCK], "time.perf_counter, or events", "the clock is not fit for this", "these run while the host waits"),
+        ([CLOCK], "that of events", "the clock is not fit for this", "events are the GPU's own clock"),
+        ([EMPTY], "only at the end", "the host waits between the timed steps", "a wait empties the queue"),
     )
 ]  # fmt: skip
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
@@ -82,10 +84,12 @@ class Job:
         self._first, self._second = (torch.empty(width, width, device="cuda", requires_grad=True) for _ in range(2))
         self.flops = 5 * 2 * rows * width * width  # two products forward, three backward: x needs no gradient
         self.seconds: list[float] = []  # of each call
+        self.waited = list[bool]()  # before each call: the GPU had nothing left to do
         self.plain_calls = 0
 
     def step(self) -> None:
         number, timer = len(self.seconds), self._gpu.device(None).timer
+        self.waited.append(self._gpu.clock.host > timer.streams[0])
         begin = max(self._gpu.clock.host, timer.streams[0])
         self._train(recompute=True)
         part = self._parts[min(number, len(self._parts) - 1)]
@@ -180,6 +184,8 @@ def one_call(
             facts.add(UNIT, unit(got, wanted), "a part of 1")
         if facts.hold():
             facts.add(name, got if got < 100 * wanted else "far too much", Near(wanted, WITHIN))
+        if facts.hold() and repeats > 1:
+            facts.add(EMPTY, sum(job.waited[warm_up + 1 :]), 0)
 
 
 def wrong(facts: Facts, names: list[str]) -> bool:

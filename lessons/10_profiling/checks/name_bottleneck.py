@@ -11,8 +11,8 @@ from gpulab.exercise.scenes import Scene
 from gpulab.exercise.wording import text_in
 
 JOBS, ROOF = "Four jobs, four bottlenecks", "The job under the roof"
-GAPS, ROOFS = ("input", "waits", "launches"), ("compute", "bandwidth")
-WORD = "one of five words"
+GAPS, ROOFS = ("input", "waits", "launches"), ("compute", "bandwidth", "latency")
+WORD = "one of six words"
 NEAR, STREAMS, GPUS, COPIES = "gaps of nearly 30 %", "kernels on several streams", "another GPU's kernels", "copies"
 WAITED, LOADED, HALF = (
     "waits elsewhere than at a gap's begin",
@@ -23,13 +23,13 @@ CATS, NAMES, WINDOW = "events of other cats", "events of other names", "kernels 
 STEPS, NUMBER, ORDER = "steps unlike each other", "many short gaps or kernels", "events in another order"
 PEAKS, LACKS, SHORT, NONE = "another ridge", "kernels that tell only FLOPs or bytes", "gaps of 2 µs", "no kernel at all"
 CLAUSES = [
-    Clause('"input", "waits", "launches", "compute" or "bandwidth"', [WORD], "what is returned is no such word",
-           "one of the five, as a text", JOBS),
+    Clause('"compute", "bandwidth" or "latency"', [WORD], "what is returned is no such word",
+           "one of the six, as a text", JOBS),
     *(Clause(quote, [kind], f"a job that is bound by {kind} is called another", "", JOBS if kind in GAPS else ROOF)
       for kind, quote in (
         ("input", '"input" if the host loads'), ("waits", '"waits" if the host is in a wait'),
         ("launches", 'else "launches"'), ("compute", 'FLOPs at the peak, "compute"'),
-        ("bandwidth", 'bytes at theirs, "bandwidth"'))),
+        ("bandwidth", 'bytes at theirs, "bandwidth"'), ("latency", 'neither roof is near: "latency"'))),
     *(Clause(quote, [fact], f"with {fact} the word is another", rule, ROOF if fact in (PEAKS, LACKS) else JOBS)
       for fact, quote, rule in (
         (NEAR, "more than 30 % of the steps", "that of all gaps together"),
@@ -52,9 +52,9 @@ CLAUSES = [
 ]  # fmt: skip
 ONLY = {  # the kinds for which a twist is
     WAITED: ("waits", "launches"), HALF: GAPS, CATS: ("waits", "launches"), NAMES: ("launches",), SHORT: GAPS,
-    NONE: GAPS, PEAKS: ROOFS, LACKS: ROOFS, COPIES: (*GAPS, "compute"), ORDER: (*GAPS, "compute"),
+    NONE: GAPS, PEAKS: ROOFS[:2], LACKS: ROOFS[:2], COPIES: (*GAPS, "compute"), ORDER: (*GAPS, "compute"),
 }  # fmt: skip
-TWISTS = [fact for clause in CLAUSES[6:] for fact in clause.facts]
+TWISTS = [fact for clause in CLAUSES[7:] for fact in clause.facts]
 SHEETS = ((312e12, 2.039e12), (165e12, 1.008e12), (125e12, 0.9e12))  # bf16 or fp16, with ridges of 139 to 164
 LOW, HIGH = ((19.5e12, 2.039e12), (8.1e12, 0.32e12)), ((989e12, 3.35e12), (1979e12, 3.35e12))  # fp32; bf16, fp8
 LOADERS = [f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__" for kind in ("SingleProcess", "MultiProcessing")]
@@ -163,9 +163,11 @@ def gaps_step(t: Trace, kind: str, twist: str, us: float) -> None:
 
 def roof_step(t: Trace, kind: str, twist: str, us: float) -> None:
     """A step of kernels with short gaps, of which the loader is the reason."""
-    near, far = random.uniform(0.5, 0.8), random.uniform(0.05, 0.2)
+    near, far, others = random.uniform(0.8, 0.92), random.uniform(0.05, 0.2), (0.5, 0.62)
     if twist == PEAKS:
-        near, far = random.uniform(0.22, 0.28), random.uniform(0.14, 0.17)
+        near, far = random.uniform(0.72, 0.82), random.uniform(0.46, 0.52)
+    if kind == "latency":
+        near, far, others = random.uniform(0.52, 0.57), random.uniform(0.2, 0.4), (0.3, 0.4)
 
     def of(near: float, far: float) -> tuple[float, float]:
         return (near, far) if kind == "compute" else (far, near)
@@ -176,9 +178,9 @@ def roof_step(t: Trace, kind: str, twist: str, us: float) -> None:
     if twist == NUMBER:
         kernels = [(0.4 * us, parts)] * 2 + [(0.2 * us / 60, opposite)] * 60
     if twist in (STEPS, STREAMS):  # the longest kernel, and most of those on one stream, are nearer to the other roof
-        kernels = [(0.28 * us, of(0.05, 0.16)), *[(0.24 * us, parts), (0.24 * us, of(0.05, 0.16))] * 2][:4]
+        kernels = [(0.28 * us, of(*others)), *[(0.24 * us, parts), (0.24 * us, of(*others))] * 2][:4]
     if twist == LACKS:
-        kernels = [(0.3 * us, of(near, 0.0))] * 2 + [(0.2 * us, of(0.1, 0.9 * near))] * 2
+        kernels = [(0.4 * us, of(near, 0.0))] * 2 + [(0.1 * us, of(0.1, 0.9 * near))] * 2
     for number, (us_of_one, of_one) in enumerate(kernels):
         t.busy(us_of_one, of_one, (13,) if twist == STREAMS and number % 2 else (7,))
         if twist == STREAMS:  # beside it, and over before it
@@ -255,7 +257,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
 EXERCISE = Contract(
     __file__,
-    says="five kinds told apart, by what the host does in the gaps and by the nearer roof",
+    says="six kinds told apart, by what the host does in the gaps, and by the nearer roof, if one is near",
     own_gpu=False,
     parameters=("events", "gpu", "peak_flops", "peak_bandwidth"),
     clauses=CLAUSES,
