@@ -175,11 +175,43 @@ BYTES_IN_FLIGHT = (
     "Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 673 kB, "
     "the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB."
 )
+
+
+def straggler() -> Picture:
+    """Two ranks of which one is late: how long the kernel of their collective looks on each."""
+    rows = (
+        (46, "rank 0", 340, "computes", "NCCL kernel: it spins", SKY),
+        (118, "rank 1", 600, "computes: it is late", "", SKY),
+    )
+    body = []
+    for y, name, until, work, waits, colour in rows:
+        body += [
+            text(18, y + 26, name, size=HEAD, weight="bold"),
+            bar(110, y, until - 110, 42, fill=colour),
+            text((110 + until) / 2, y + 26, work, anchor="middle", fill=INK),
+            bar(until, y, 600 - until, 42, fill=ORANGE) if waits else "",
+            text((until + 600) / 2, y + 26, waits, anchor="middle", fill=INK) if waits else "",
+            bar(600, y, 130, 42, fill=GREEN),
+            text(665, y + 26, "NCCL: sends", anchor="middle", fill=INK),
+        ]
+    body += [
+        line(600, 30, 600, 176, stroke=INK, width=1.5),
+        text(600, 22, "the last rank has come", anchor="middle", fill=MUTED),
+        text(842, 196, "time", anchor="end", fill=MUTED),
+    ]
+    return Picture(860, 206, "The late rank has the shortest NCCL kernel", STRAGGLER, tuple(filter(None, body)), 1)
+
+
+STRAGGLER = (
+    "Rank 0 has computed early: its NCCL kernel starts, spins and sends. Rank 1 is late: its NCCL kernel only sends. "
+    "Both end together."
+)
 TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "host_and_gpu": host_and_gpu,
     "who_holds": who_holds,
     "gpu_memories": gpu_memories,
     "bytes_in_flight": bytes_in_flight,
+    "straggler": straggler,
 }
 
 

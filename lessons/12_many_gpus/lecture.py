@@ -114,7 +114,17 @@ parallel_guess.compare(round(first / second, 1), "virtual", because=why)
 #
 # **DistributedDataParallel** (DDP) starts N processes. Each is a **rank**: number `RANK` of `WORLD_SIZE` in the job,
 # `LOCAL_RANK` on its machine. Each holds all weights, and takes its own part of every batch. During `backward()` the
-# ranks average their gradients, so all make the same step. This is the whole script:
+# ranks average their gradients, so all make the same step.
+#
+# `gpulab.distributed.run` starts a script on real processes of this machine, as `torchrun` does. With two real GPUs each
+# rank takes one, and NCCL carries what they send. Otherwise each has a virtual GPU, and gloo carries it. (`warm` has
+# ranks start in a moment.) Then comes the whole script:
+
+# %% launch-setup
+folder = tempfile.TemporaryDirectory()
+os.chdir(folder.name)
+where = {} if torch.cuda.device_count() > 1 else {"GPULAB_GPU": "virtual:T4"}
+launch = functools.partial(gpulab.distributed.run, warm=True, env=where)
 
 # %% train-write
 # %%writefile train.py
@@ -152,17 +162,6 @@ for epoch in range(2):
     if dist.get_rank() == 0:
         print(f"epoch {epoch}: loss {total.item():.4f}")
 dist.destroy_process_group()
-
-# %% launch-setup-text [markdown]
-# `gpulab.distributed.run` starts a script on real processes of this machine, as `torchrun` does. With two real GPUs each
-# rank takes one, and NCCL carries what they send. Otherwise each has a virtual GPU, and gloo carries it. (`warm` has
-# ranks start in a moment.)
-
-# %% launch-setup
-folder = tempfile.TemporaryDirectory()
-os.chdir(folder.name)
-where = {} if torch.cuda.device_count() > 1 else {"GPULAB_GPU": "virtual:T4"}
-launch = functools.partial(gpulab.distributed.run, warm=True, env=where)
 
 # %% train-run
 for ranks in (1, 2):
