@@ -26,13 +26,12 @@ gpu = gpulab.setup()
 # script. In the last one the GPUs may not read each other's memory.
 
 # %% question-plot
-names = ["DataParallel", "DDP", "DDP, no peer-to-peer"]
 gpulab.style.use()
 figure, axes = plt.subplots(figsize=(7.2, 1.7))
-axes.bar_label(axes.barh(names, [110.6, 101.9, 131.4]), padding=4)
+bars = axes.barh(["DDP, no peer-to-peer", "DDP", "DataParallel"], [131.4, 101.9, 110.6])
+axes.bar_label(bars, padding=4)
 axes.set(xlim=(0, 150), xlabel="seconds (recorded, two TITAN RTX)", title="Same GPUs, 29 % slower")
-axes.invert_yaxis()
-gpulab.style.show(figure, alt="Seconds: DataParallel 110.6, DDP 101.9, DDP without peer-to-peer 131.4")
+gpulab.style.show(figure, alt="Seconds: DataParallel 110.6, DDP 101.9, without peer-to-peer 131.4")
 
 # %% question-ask [markdown]
 # So what travels between the GPUs, and when does it cost time? We build a GPT of 75 million parameters for many
@@ -87,9 +86,7 @@ def build(batch, wrap=ddp, **options):
 # NVLink:
 
 # %% question-predict
-parallel_guess = gpulab.predict(
-    "DataParallel, batch 128: GPU 0 holds how many times as much memory as GPU 1?"
-)
+parallel_guess = gpulab.predict("DataParallel, batch 128: how many times GPU 1's memory has GPU 0?")
 
 # %% question-run tags=["host-dependent"]
 for batch in (8, 128):
@@ -98,8 +95,8 @@ for batch in (8, 128):
     with gpulab.VirtualGPU("A100-80", count=2, compute=False):
         took = gpulab.timing.measure(build(batch, nn.DataParallel), repeat=3, warm_up=2)
         first, second = (torch.cuda.max_memory_allocated(i) for i in range(2))
-    print(f"batch {batch:3} in all, ms a step: one GPU {one.step_ms:.0f}", end=", ")
-    print(f"DataParallel {took.median_ms:.0f}, DDP {two.step_ms:.0f} (virtual)")
+    three = f"one GPU {one.step_ms:.0f}, DataParallel {took.median_ms:.0f}, DDP {two.step_ms:.0f}"
+    print(f"batch {batch:3} in all, ms a step: {three} (virtual)")
 why = "The optimizer's state and the loss are on GPU 0 alone, and all logits are gathered there."
 parallel_guess.compare(round(first / second, 1), "virtual", because=why)
 
@@ -139,16 +136,18 @@ gpulab.setup()  # a virtual GPU where there is no real one; without gpulab leave
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # the local rank, not the rank
 torch.cuda.set_device(device)  # before the group is made
 dist.init_process_group("nccl", device_id=device)  # the ranks find each other
-torch.manual_seed(0)
+
+# %% train-write-model
+# %%writefile -a train.py
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
 model = DistributedDataParallel(model, device_ids=[device.index])  # all take rank 0's weights
-
-# %% train-write-loop
-# %%writefile -a train.py
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 data = TensorDataset(*gpulab.data.digits("train"))
 sampler = DistributedSampler(data, seed=0)  # this rank's part of the indices
 loader = DataLoader(data, batch_size=300 // dist.get_world_size(), sampler=sampler)
+
+# %% train-write-loop
+# %%writefile -a train.py
 for epoch in range(2):
     sampler.set_epoch(epoch)  # another order in each epoch
     total = torch.zeros((), device=device)
@@ -165,7 +164,7 @@ dist.destroy_process_group()
 
 # %% train-run
 for ranks in (1, 2):
-    print(f"{ranks} process(es)", launch("train.py", ranks).ranks[0].output, sep="\n")
+    print(f"{ranks} process(es):", launch("train.py", ranks).ranks[0].output.splitlines()[-2:])
 
 # %% train-explain [markdown]
 # The loss is the same to rounding. Four things made it so: equal weights at the start (DDP sends rank 0's), different
@@ -178,56 +177,34 @@ for ranks in (1, 2):
 # ## What travels: an all-reduce by hand
 #
 # The exchange is called **all-reduce**: each rank brings a tensor, each gets the sum. The naive way sends everything to
-# rank 0, which adds and sends it back: its links carry N−1 tensors each way, while the others wait.
+# rank 0, which adds and sends it back: its link carries N−1 tensors each way, while the others wait.
 #
 # A **ring** cuts the tensor into N pieces. In one *hop* every rank gives a piece to its right neighbour and takes one
 # from its left. After N−1 hops each rank has the sum of one piece; N−1 more bring the sums round.
 
 # %% ring-predict
-ring_guess = gpulab.predict(
-    "Ring of 4 ranks, a tensor of 4 MB: how much does each rank send?", unit="MB"
-)
-
-# %% ring-write
-# %%writefile ring.py
-import torch
-from torch import distributed as dist
-
-
-def ring(x, rank, ranks):
-    pieces, sent = x.chunk(ranks), 0
-    inbox = torch.empty_like(pieces[0])
-    for hop in range(2 * (ranks - 1)):
-        ours, next_one = pieces[(rank - hop) % ranks], pieces[(rank - hop - 1) % ranks]
-        give = dist.P2POp(dist.isend, ours, (rank + 1) % ranks)
-        take = dist.P2POp(dist.irecv, inbox, (rank - 1) % ranks)
-        for work in dist.batch_isend_irecv([give, take]):
-            work.wait()
-        next_one.copy_(next_one + inbox if hop < ranks - 1 else inbox)  # add up, then bring round
-        sent += ours.nbytes
-    return sent
-
-# %% ring-write-main
-# %%writefile -a ring.py
-
-
-dist.init_process_group("gloo")
-x = torch.arange(1e6) % 100 + dist.get_rank()
-wanted = x.clone()
-dist.all_reduce(wanted)
-sent = ring(x, dist.get_rank(), dist.get_world_size())
-print("right:", torch.equal(x, wanted), "MB sent:", sent / 1e6)
+ring_guess = gpulab.predict("4 ranks, a tensor of 4 MB: how much does each send?", unit="MB")
 
 # %% ring-run
-output = launch("ring.py", ranks=4).ranks[0].output
-print(output)
+ranks, sent = 4, 0
+tensors = [torch.arange(1e6) % 100 + rank for rank in range(ranks)]  # each rank's
+wanted = sum(tensors)
+pieces = [tensor.chunk(ranks) for tensor in tensors]
+for hop in range(2 * (ranks - 1)):
+    going = [pieces[rank][(rank - hop) % ranks].clone() for rank in range(ranks)]  # all at once
+    for rank, piece in enumerate(going):
+        there = pieces[(rank + 1) % ranks][(rank - hop) % ranks]
+        there.copy_(there + piece if hop < ranks - 1 else piece)  # add up, then bring round
+    sent += going[0].nbytes / 1e6
+print("every rank has the sum:", all(torch.equal(tensor, wanted) for tensor in tensors))
 why = "6 hops with a quarter each: 2 (N − 1)/N of the tensor, never more than twice for any N."
-ring_guess.compare(float(output.split()[-1]), because=why)
+ring_guess.compare(sent, because=why)
 
 # %% ring-explain [markdown]
 # The price is 2(N−1) hops, each with its latency. So NCCL takes trees for small tensors on many ranks, and lets the
-# switch add where it can. `batch_isend_irecv` starts both at once. A plain `send` before `recv` on all ranks would hang
-# with NCCL: each waits for its neighbour to receive.
+# switch add where it can. Here one process played all ranks. Real ones hand over a piece with
+# `dist.batch_isend_irecv`, which starts both directions at once. If all first called `send`, and then `recv`, NCCL would
+# hang: each waits for its neighbour to receive.
 
 # %% buckets-text [markdown]
 # ## Buckets: sending while backward computes
@@ -240,7 +217,6 @@ ring_guess.compare(float(output.split()[-1]), because=why)
 with gpulab.VirtualGPU("A100-80", ranks=2, link="pcie4", compute=False):
     step = build(8)
     step()  # DDP orders its buckets in the first backward
-    step()
     lanes = gpulab.timing.timeline(step)
     dist.destroy_process_group()
 lanes
@@ -262,12 +238,11 @@ lanes
 # saves the copy:
 
 # %% view-run
+viewing = functools.partial(build, gradient_as_bucket_view=True)
 for batch in (1, 8):
-    for view in (False, True):
-        viewing = functools.partial(build, gradient_as_bucket_view=view)
-        plan = gpulab.plan(viewing, batch, "A100-80", ranks=2)
-        peak = f"peak {plan.peak_allocated / 2**20:.0f} MiB, step {plan.step_ms:.1f} ms"
-        print(f"batch {batch}, bucket views {view!s:<5}: {peak} (virtual)")
+    copy, view = (gpulab.plan(make, batch, "A100-80", ranks=2) for make in (build, viewing))
+    peaks = f"peak {copy.peak_allocated / 2**20:.0f} → {view.peak_allocated / 2**20:.0f} MiB"
+    print(f"batch {batch}: {peaks}, step {copy.step_ms:.1f} → {view.step_ms:.1f} ms (virtual)")
 
 # %% view-explain [markdown]
 # The step is shorter in both cases. The peak falls only where it stands at the end of backward or in the optimizer's
@@ -281,17 +256,15 @@ for batch in (1, 8):
 # with an office network of 10 Gb/s. All gradients have 4 bytes.
 
 # %% links-predict
-link_guess = gpulab.predict(
-    "Over 10 Gb/s Ethernet: how much of the exchange is exposed?", unit="ms"
-)
+link_guess = gpulab.predict("Over 10 Gb/s Ethernet: how much is exposed?", unit="ms")
 
 # %% links-run
 ethernet = {"nodes": 2, "adapters": "10G"}
 links = {"NVLink": {}, "PCIe 4.0": {"link": "pcie4"}, "no peer-to-peer": {"link": "pcie4-host"}}
 for name, link in (links | {"10 Gb/s Ethernet": ethernet}).items():
     plan = gpulab.plan(build, 8, "A100-80", ranks=2, **link)
-    print(f"{name:<16} step {plan.step_ms:5.1f} ms, exposed {plan.exposed_ms:5.1f}", end=": ")
-    print(f"the work of {plan.scaling:.2f} GPUs (virtual)")
+    took = f"step {plan.step_ms:5.1f} ms, exposed {plan.exposed_ms:5.1f}"
+    print(f"{name:<16} {took}: the work of {plan.scaling:.2f} GPUs (virtual)")
 why = "A ring of two sends all of it once: 300 MB at 1.25 GB/s are 240 ms, and backward is short."
 link_guess.compare(round(plan.exposed_ms), "virtual", because=why)
 print(f"one GPU, plain script {plan.alone_ms:.1f} ms, in DDP {plan.ddp_alone_ms:.1f} (virtual)")
@@ -345,8 +318,7 @@ from torch.utils.data import DistributedSampler
 parts = [list(DistributedSampler(range(1797), 4, rank, shuffle=False)) for rank in range(4)]
 for rank, part in enumerate(parts):
     print(f"rank {rank}: {len(part)} samples: {part[:3]} … {part[-2:]}")
-why = "It pads from the start, so that all ranks make as many steps."
-samples_guess.compare(sum(len(part) for part in parts), because=why)
+samples_guess.compare(sum(map(len, parts)), because="It pads, so that all make as many steps.")
 
 # %% data-explain [markdown]
 # It deals the samples out like cards, and begins again when the last round is not full. In training nobody notices. In
@@ -442,13 +414,12 @@ import torch
 from torch import distributed as dist
 
 dist.init_process_group("gloo")
-for step in range(2):
-    dist.all_reduce(torch.ones(1000))  # the gradients
-    if dist.get_rank() == 0 and step == 1:
-        dist.all_reduce(torch.ones(1))  # a metric, in the validation
-    dist.broadcast(torch.ones(1000), 0)  # a learning rate
+dist.all_reduce(torch.ones(1000))  # the gradients
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(1))  # a metric, in the validation
+dist.broadcast(torch.ones(1000), 0)  # a learning rate
 
-# %% hangs-run tags=["raises-exception", "host-dependent"]
+# %% hangs-stop tags=["raises-exception", "host-dependent"]
 launch("hangs.py", timeout=4)
 
 # %% hangs-explain [markdown]
@@ -460,9 +431,9 @@ launch("hangs.py", timeout=4)
 launch("hangs.py", env=where | {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 
 # %% recorder-text [markdown]
-# `DETAIL` is slow. Always on is the **flight recorder** of NCCL's ranks: since PyTorch 2.15 it keeps the last 2000
-# collectives of each rank (before, set `TORCH_FR_BUFFER_SIZE=2000`). With `TORCH_NCCL_DUMP_ON_TIMEOUT=1`, newer
-# versions' default, the watchdog writes it to a file when a collective times out. `torchfrtrace` compares the files.
+# `DETAIL` is slow. Always on, since PyTorch 2.15, is the **flight recorder**: it keeps the last 2000 collectives of each
+# rank (before, set `TORCH_FR_BUFFER_SIZE=2000`). With `TORCH_NCCL_DUMP_ON_TIMEOUT=1`, the default of newer versions,
+# NCCL's watchdog writes it to a file when a collective times out. `torchfrtrace` compares the files.
 #
 # **Your turn** · 4 minutes. Five jobs of four ranks, and the last collective in each rank's dump. **Which rank has parted
 # from the others, and at which number?** Ranks part at the first number that one of them calls differently, or that some
@@ -534,14 +505,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(8, 1))
-for name, forward in (("model(x)", model), ("model.module(x)", model.module)):
-    model.zero_grad()
-    forward(torch.full((3, 8), 1.0 + dist.get_rank())).sum().backward()
-    low = sum(p.grad.double().sum() for p in model.parameters())  # a checksum
-    high = low.clone()
-    dist.all_reduce(low, dist.ReduceOp.MIN)
-    dist.all_reduce(high, dist.ReduceOp.MAX)
-    print(f"{name}: the ranks' gradients add up to {low:g} … {high:g}")
+model.module(torch.full((3, 8), 1.0 + dist.get_rank())).sum().backward()
+low = sum(p.grad.double().sum() for p in model.parameters())  # a checksum of the gradients
+high = low.clone()
+dist.all_reduce(low, dist.ReduceOp.MIN)
+dist.all_reduce(high, dist.ReduceOp.MAX)
+print(f"the ranks' checksums: {low:g} to {high:g}, the same on all: {torch.equal(low, high)}")
 
 # %% silent-run
 print(launch("silent.py").ranks[0].output)
@@ -576,47 +545,37 @@ gpulab.turn.one_exchange(accumulate)
 # ## Scaling: weak and strong
 #
 # **Weak** scaling keeps the batch of each rank, so the batch in all grows. **Strong** scaling keeps the batch in all, and
-# cuts it smaller. Here, on one and two processes of this machine's CPU, each with one thread. The step is timed with
-# its exchange, and once more in `no_sync`, without it:
+# cuts it smaller. First weak scaling, on one and two processes of this machine's CPU, each with one thread. The step is
+# timed with its exchange, and in `no_sync`, without it:
 
 # %% scaling-write
 # %%writefile speed.py
-import sys
+import contextlib
 import time
 import torch
 from torch import distributed as dist, nn
 from torch.nn.parallel import DistributedDataParallel
 
-
-def ms(steps=20):
-    start = time.perf_counter()  # on a GPU with torch.cuda.synchronize() before both readings
-    for _ in range(steps):
-        model(batch).square().mean().backward()
-    return (time.perf_counter() - start) / steps * 1e3
-
-# %% scaling-write-main
-# %%writefile -a speed.py
-
-
 dist.init_process_group("gloo")
 model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)))
-batch = torch.randn(int(sys.argv[1]), 256)
-ms(5)  # warm
-print(ms())
-with model.no_sync():
-    print(ms())
+batch = torch.randn(1024, 256)
+for context in (model.no_sync, contextlib.nullcontext, model.no_sync):  # the first one warms up
+    with context():
+        start = time.perf_counter()  # on a GPU synchronize() before both readings
+        for _ in range(20):
+            model(batch).square().mean().backward()
+        print((time.perf_counter() - start) / 20 * 1e3)
 
 # %% scaling-measured tags=["host-dependent"]
-for name, ranks, batch in (("one", 1, 1024), ("two, weak", 2, 1024), ("two, strong", 2, 512)):
-    full, quiet = launch("speed.py", ranks, args=[str(batch)]).ranks[0].output.split()
-    each = [f"{ranks * batch / float(ms):4.0f}" for ms in (full, quiet)]
-    print(f"{name:<11} samples/ms: {each[0]}, without the exchange {each[1]} (measured)")
+for ranks in (1, 2):
+    _, full, quiet = map(float, launch("speed.py", ranks).ranks[0].output.split())
+    print(f"{ranks} process(es): step {full:.0f} ms, without the exchange {quiet:.0f} (measured)")
 
 # %% scaling-virtual-text [markdown]
-# Two processes are rarely worth two here. What is missing without the exchange, the cores share: caches, memory, the
-# other programs. What is missing beyond it is **exposed communication**, and this is how you measure it on any machine.
-# On GPUs, `NCCL_DEBUG=INFO` says which links and which algorithm NCCL has taken, and `nccl-tests` (`all_reduce_perf`)
-# what they reach without your script.
+# The work of two is 2 × the first step by the second one. Without the exchange, what is missing is what two processes
+# share: caches, memory, other programs. The exchange adds **exposed communication**, and DDP's copies. So you measure
+# it on any machine. On GPUs, `NCCL_DEBUG=INFO` says which links and which algorithm NCCL has taken, and `nccl-tests`
+# (`all_reduce_perf`) what they reach without your script.
 #
 # On 8 and 64 virtual A100s (eight in a machine), the GPT from above:
 
