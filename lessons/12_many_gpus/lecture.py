@@ -34,8 +34,8 @@ axes.set(xlim=(0, 150), xlabel="seconds (recorded, two TITAN RTX)", title="Same 
 gpulab.style.show(figure, alt="Seconds: DataParallel 110.6, DDP 101.9, without peer-to-peer 131.4")
 
 # %% question-ask [markdown]
-# So what travels between the GPUs, and when does it cost time? We build a GPT of 75 million parameters for many
-# *virtual* GPUs. It has no mask, and its target is its input: good for bytes and times, not for language.
+# So what travels between the GPUs, and when does it cost time? We try it with a GPT of 75 million parameters. It has no
+# mask, and its target is its input: good for bytes and times, not for language.
 
 # %% imports
 import functools
@@ -82,8 +82,7 @@ def build(batch, wrap=ddp, **options):
 
 # %% parallel-text [markdown]
 # The oldest way to a second GPU is one line: `model = nn.DataParallel(model)`. *One* process cuts each batch in two,
-# and gathers the results. DDP, the way of this lesson, has one process for each GPU. Two virtual A100s, joined by
-# NVLink:
+# and gathers the results. DDP, this lesson's way, has one process for each GPU. Two virtual A100s, joined by NVLink:
 
 # %% question-predict
 parallel_guess = gpulab.predict("DataParallel, batch 128: how many times GPU 1's memory has GPU 0?")
@@ -114,8 +113,8 @@ parallel_guess.compare(round(first / second, 1), "virtual", because=why)
 # ranks average their gradients, so all make the same step.
 #
 # `gpulab.distributed.run` starts a script on real processes of this machine, as `torchrun` does. With two real GPUs each
-# rank takes one, and NCCL carries what they send. Otherwise each has a virtual GPU, and gloo carries it. (`warm` has
-# ranks start in a moment.) Then comes the whole script:
+# rank takes one, and NCCL carries what they send. Otherwise each has a virtual GPU, and gloo carries it. Then comes
+# the whole script:
 
 # %% launch-setup
 folder = tempfile.TemporaryDirectory()
@@ -197,8 +196,7 @@ for hop in range(2 * (ranks - 1)):
         there.copy_(there + piece if hop < ranks - 1 else piece)  # add up, then bring round
     sent += going[0].nbytes / 1e6
 print("every rank has the sum:", all(torch.equal(tensor, wanted) for tensor in tensors))
-why = "6 hops with a quarter each: 2 (N − 1)/N of the tensor, never more than twice for any N."
-ring_guess.compare(sent, because=why)
+ring_guess.compare(sent, because="6 hops with a quarter each: 2 (N − 1)/N of the tensor.")
 
 # %% ring-explain [markdown]
 # The price is 2(N−1) hops, each with its latency. So NCCL takes trees for small tensors on many ranks, and lets the
@@ -217,9 +215,8 @@ ring_guess.compare(sent, because=why)
 with gpulab.VirtualGPU("A100-80", ranks=2, link="pcie4", compute=False):
     step = build(8)
     step()  # DDP orders its buckets in the first backward
-    lanes = gpulab.timing.timeline(step)
-    dist.destroy_process_group()
-lanes
+    step()
+    gpulab.timing.timeline(step).show()
 
 # %% buckets-explain [markdown]
 # Stream 1 is the exchange. Most of it lies under backward. Only what comes after the last gradient is **exposed**: the
@@ -245,8 +242,8 @@ for batch in (1, 8):
     print(f"batch {batch}: {peaks}, step {copy.step_ms:.1f} → {view.step_ms:.1f} ms (virtual)")
 
 # %% view-explain [markdown]
-# The step is shorter in both cases. The peak falls only where it stands at the end of backward or in the optimizer's
-# step, as with batch 1. Where activations make the peak, it stays.
+# The step is shorter in both cases. The peak falls only where the end of backward or the optimizer's step makes it, as
+# with batch 1.
 
 # %% links-text [markdown]
 # ## Links: when two GPUs are slower than one
@@ -267,11 +264,11 @@ for name, link in (links | {"10 Gb/s Ethernet": ethernet}).items():
     print(f"{name:<16} {took}: the work of {plan.scaling:.2f} GPUs (virtual)")
 why = "A ring of two sends all of it once: 300 MB at 1.25 GB/s are 240 ms, and backward is short."
 link_guess.compare(round(plan.exposed_ms), "virtual", because=why)
-print(f"one GPU, plain script {plan.alone_ms:.1f} ms, in DDP {plan.ddp_alone_ms:.1f} (virtual)")
 
 # %% links-explain [markdown]
 # “The work of” compares with the plain script on one GPU. So even over NVLink two are not 2: DDP copies each gradient
-# into its bucket and back. This answers the opening, too: no peer-to-peer, more of the exchange exposed.
+# into its bucket and back. (`plan` gives both: `alone_ms` without DDP, `ddp_alone_ms` with it.) This answers the opening,
+# too: without peer-to-peer more of the exchange is exposed.
 #
 # To expose less, give each rank more samples, accumulate (one exchange a window), or send 16 bits:
 # `model.register_comm_hook(None, default_hooks.bf16_compress_hook)` from `torch.distributed.algorithms.ddp_comm_hooks`
@@ -299,7 +296,7 @@ print(f"one GPU, plain script {plan.alone_ms:.1f} ms, in DDP {plan.ddp_alone_ms:
 #
 # 1. Raise *Forward + backward* until the ring hides, as a larger batch on each GPU does.
 # 2. Set the bucket to “one for all gradients”, then to 1 MiB. What does each cost?
-# 3. Allow peer-to-peer again, and compare with DataParallel.
+# 3. Allow peer-to-peer again, and compare.
 
 # %% simulator
 gpulab.sim.allreduce(peer=False)
@@ -427,7 +424,7 @@ launch("hangs.py", timeout=4)
 # are wrong without a word.) The stacks of *all* ranks tell where; on a cluster `py-spy dump --pid` prints them. And while
 # you look for a hang, let each rank compare its call with the others' before it begins:
 
-# %% hangs-detail tags=["raises-exception", "host-dependent"]
+# %% hangs-compare tags=["raises-exception", "host-dependent"]
 launch("hangs.py", env=where | {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 
 # %% recorder-text [markdown]
@@ -485,7 +482,7 @@ launch("unused.py", env=where | {"TORCH_DISTRIBUTED_DEBUG": "INFO"})
 
 # %% loud-text [markdown]
 # `INFO` added the line with the names. Take the layer out, or set `find_unused_parameters=True`: it searches the graph
-# in each step, and sends one more all-reduce. A repair and no default. Four more that are loud:
+# in each step, and sends one more all-reduce. Four more that are loud:
 #
 # | message | cause | repair |
 # |---|---|---|
@@ -506,11 +503,10 @@ from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(8, 1))
 model.module(torch.full((3, 8), 1.0 + dist.get_rank())).sum().backward()
-low = sum(p.grad.double().sum() for p in model.parameters())  # a checksum of the gradients
-high = low.clone()
-dist.all_reduce(low, dist.ReduceOp.MIN)
-dist.all_reduce(high, dist.ReduceOp.MAX)
-print(f"the ranks' checksums: {low:g} to {high:g}, the same on all: {torch.equal(low, high)}")
+checksum = sum(p.grad.double().sum().item() for p in model.parameters())
+checksums = [None] * dist.get_world_size()
+dist.all_gather_object(checksums, checksum)
+print("the gradients' checksum on each rank:", checksums)
 
 # %% silent-run
 print(launch("silent.py").ranks[0].output)
@@ -519,19 +515,17 @@ print(launch("silent.py").ranks[0].output)
 # **Accumulating without `no_sync`** exchanges the gradients after each micro-batch.
 #
 # **Your turn** · 3 minutes. Make it one exchange for the whole window. `model` is in DDP, `window` a list of equal (x, y).
-# `contextlib.nullcontext()` is a context that does nothing.
 
 # %% window-turn tags=["your-turn"]
-import contextlib
-
-
 def accumulate(model, window):
     ### BEGIN SOLUTION
-    for i, (x, y) in enumerate(window):
-        last = i == len(window) - 1
-        with contextlib.nullcontext() if last else model.no_sync():
+    with model.no_sync():
+        for x, y in window[:-1]:
             loss = F.cross_entropy(model(x), y) / len(window)
             loss.backward()
+    x, y = window[-1]
+    loss = F.cross_entropy(model(x), y) / len(window)
+    loss.backward()
     ### INSTEAD OF
     # for x, y in window:
     #     loss = F.cross_entropy(model(x), y) / len(window)
@@ -572,8 +566,8 @@ for ranks in (1, 2):
     print(f"{ranks} process(es): step {full:.0f} ms, without the exchange {quiet:.0f} (measured)")
 
 # %% scaling-virtual-text [markdown]
-# The work of two is 2 × the first step by the second one. Without the exchange, what is missing is what two processes
-# share: caches, memory, other programs. The exchange adds **exposed communication**, and DDP's copies. So you measure
+# Two processes do the work of 2 × the first step divided by the second one. Where they share caches, memory and cores,
+# their step is longer even without the exchange. The rest is **exposed communication**, and DDP's copies. This measures
 # it on any machine. On GPUs, `NCCL_DEBUG=INFO` says which links and which algorithm NCCL has taken, and `nccl-tests`
 # (`all_reduce_perf`) what they reach without your script.
 #
@@ -603,7 +597,7 @@ for ranks in (8, 64):
 # | “DP communicates through CPU memory.” | Only where GPUs cannot reach each other. | *Links* |
 # | “The batch must be a multiple of the number of GPUs.” | DP cuts 7 into 4 and 3; DDP has a batch for each rank. | *Data* |
 # | “`DistributedSampler` gives each rank a non-overlapping chunk.” | Every Nth sample, padded with repeated ones. | *Data* |
-# | “Every backward exchanges gradients, by IPC.” | Not under `no_sync`; by NVLink, PCIe or a network, as NCCL finds. | *Buckets* |
+# | “Every backward exchanges gradients, by IPC.” | Not under `no_sync`; over what NCCL finds. | *Buckets* |
 
 # %% quiz-text [markdown]
 # ## Quick check
