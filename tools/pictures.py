@@ -202,6 +202,45 @@ def straggler() -> Picture:
     return Picture(860, 206, "The late rank has the shortest NCCL kernel", STRAGGLER, tuple(filter(None, body)), 1)
 
 
+def dealing() -> Picture:
+    """How DistributedSampler deals seven samples to three ranks, and what it repeats."""
+    body = []
+    for rank in range(3):
+        y = 14 + 46 * rank
+        body.append(text(18, y + 24, f"rank {rank}", size=HEAD, weight="bold"))
+        for step in range(3):
+            index = 3 * step + rank
+            padded = index > 6
+            body += [
+                bar(150 + 120 * step, y, 96, 34, fill=ORANGE if padded else SKY),
+                text(198 + 120 * step, y + 23, str(index % 7), anchor="middle", fill=INK, weight="bold"),
+            ]
+    body.append(text(530, 14 + 46 * 1 + 24, "orange: drawn a second time", fill=MUTED))
+    return Picture(860, 156, "Seven samples on three ranks are nine", DEALING, tuple(body), 1)
+
+
+def parted() -> Picture:
+    """The collectives of two ranks, in the order of their calls, up to the one in which both wait."""
+    rows = (("rank 0", "all_reduce: a metric"), ("rank 1", "broadcast"))
+    body = []
+    for i, (name, second) in enumerate(rows):
+        y = 34 + 54 * i
+        body += [
+            text(18, y + 26, name, size=HEAD, weight="bold"),
+            bar(110, y, 240, 40, fill=SKY),
+            text(230, y + 25, "all_reduce: done", anchor="middle", fill=INK),
+            bar(370, y, 240, 40, fill=ORANGE),
+            text(490, y + 25, f"{second}: waits", anchor="middle", fill=INK),
+        ]
+    body += [
+        text(230, 20, "collective 1", anchor="middle", fill=MUTED),
+        text(490, 20, "collective 2", anchor="middle", fill=MUTED),
+    ]
+    return Picture(860, 140, "Both wait in collective 2, and each in another one", PARTED, tuple(body), 1)
+
+
+DEALING = "Rank 0 gets samples 0, 3, 6; rank 1 gets 1, 4 and again 0; rank 2 gets 2, 5 and again 1."
+PARTED = "Collective 1 is an all-reduce on both ranks, collective 2 an all-reduce on rank 0 and a broadcast on rank 1."
 STRAGGLER = (
     "Rank 0 has computed early: its NCCL kernel starts, spins and sends. Rank 1 is late: its NCCL kernel only sends. "
     "Both end together."
@@ -212,6 +251,8 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "gpu_memories": gpu_memories,
     "bytes_in_flight": bytes_in_flight,
     "straggler": straggler,
+    "dealing": dealing,
+    "parted": parted,
 }
 
 

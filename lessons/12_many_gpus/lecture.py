@@ -296,7 +296,7 @@ link_guess.compare(round(plan.exposed_ms), "virtual", because=why)
 #
 # 1. Raise *Forward + backward* until the ring hides, as a larger batch on each GPU does.
 # 2. Set the bucket to “one for all gradients”, then to 1 MiB. What does each cost?
-# 3. Allow peer-to-peer again, and compare.
+# 3. Allow peer-to-peer again.
 
 # %% simulator
 gpulab.sim.allreduce(peer=False)
@@ -318,8 +318,12 @@ for rank, part in enumerate(parts):
 samples_guess.compare(sum(map(len, parts)), because="It pads, so that all make as many steps.")
 
 # %% data-explain [markdown]
-# It deals the samples out like cards, and begins again when the last round is not full. In training nobody notices. In
-# an **evaluation** it is wrong: deal without padding, and add up sums and counts.
+# It deals samples out like cards, and begins again when the last round is not full:
+#
+# ![Rank 0 gets samples 0, 3, 6; rank 1 gets 1, 4 and again 0; rank 2 gets 2, 5 and again
+# 1.](../docs/pictures/dealing.svg)
+#
+# In training nobody notices. In an **evaluation** it is wrong: deal without padding, and add up sums and counts.
 #
 # ```python
 # part = Subset(data, range(rank, len(data), ranks))  # no sample twice, none missing
@@ -420,6 +424,9 @@ dist.broadcast(torch.ones(1000), 0)  # a learning rate
 launch("hangs.py", timeout=4)
 
 # %% hangs-explain [markdown]
+# ![Collective 1 is an all-reduce on both ranks, collective 2 an all-reduce on rank 0 and a broadcast on rank
+# 1.](../docs/pictures/parted.svg)
+#
 # Nothing fails: each waits for the other. (Where shapes happen to fit, two different collectives meet, and the numbers
 # are wrong without a word.) The stacks of *all* ranks tell where; on a cluster `py-spy dump --pid` prints them. And while
 # you look for a hang, let each rank compare its call with the others' before it begins:
