@@ -267,14 +267,13 @@ link_guess.compare(round(plan.exposed_ms), "virtual", because=why)
 
 # %% links-explain [markdown]
 # “The work of” compares with the plain script on one GPU. So even over NVLink two are not 2: DDP copies each gradient
-# into its bucket and back. (`plan` gives both: `alone_ms` without DDP, `ddp_alone_ms` with it.) This answers the opening,
-# too: without peer-to-peer more of the exchange is exposed.
+# into its bucket and back. This answers the opening, too: without peer-to-peer more of the exchange is exposed.
 #
 # To expose less, give each rank more samples, accumulate (one exchange a window), or send 16 bits:
 # `model.register_comm_hook(None, default_hooks.bf16_compress_hook)` from `torch.distributed.algorithms.ddp_comm_hooks`
 # halves the bytes, and rounds the gradients.
 #
-# `nvidia-smi topo -m` says what your machine has. A DGX A100, most columns left out (recorded, NVIDIA/nccl#1505):
+# `nvidia-smi topo -m` says what your machine has. A DGX A100, shortened (recorded, NVIDIA/nccl#1505):
 #
 # ```
 #         GPU0    GPU2    NIC0    NIC2    CPU Affinity     NUMA Affinity
@@ -380,7 +379,7 @@ gpulab.turn.fair_loss(fair_loss)
 # - **BatchNorm** normalises with *its rank's* samples. With few on each, `nn.SyncBatchNorm.convert_sync_batchnorm(model)`
 #   before DDP: it sends more.
 # - **Seeds**: one seed on all ranks draws the same dropout masks and augmentations on all. Add the rank to it after the
-#   model is built. The sampler's seed stays common.
+#   model is built.
 
 # %% launch-text [markdown]
 # ## Launching
@@ -401,7 +400,7 @@ gpulab.turn.fair_loss(fair_loss)
 # `dist.barrier()` follows.
 #
 # **Accelerate** (Hugging Face) writes all this for you: `accelerator.prepare(model, optimizer, loader)`,
-# `accelerator.backward(loss)`, `accelerator.gather_for_metrics(…)`, which drops the padding. Underneath is DDP. Mind two
+# `accelerator.backward(loss)`, `accelerator.gather_for_metrics(…)`, which drops the padding. Mind two
 # things: `prepare` shards the loader itself, and steps a prepared schedule N times an update.
 
 # %% mistakes-text [markdown]
@@ -465,7 +464,7 @@ def odd_ranks():
 gpulab.turn.odd_ranks(odd_ranks)
 
 # %% unused-text [markdown]
-# **A parameter without a gradient.** Its bucket never fills, and the next step fails. This is the whole message:
+# **A parameter without a gradient.** Its bucket never fills, and the next step fails:
 
 # %% unused-write
 # %%writefile unused.py
@@ -635,6 +634,5 @@ gpulab.quiz(12)
 #
 # - PyTorch documentation: `DistributedDataParallel`, *Distributed Data Parallel* (notes), `torchrun (Elastic Launch)`,
 #   *DDP Communication Hooks*, *Flight Recorder for Debugging Stuck Jobs*.
-# - Li et al., *PyTorch Distributed*, arXiv 2006.15704 (buckets); Patarasuk and Yuan, *Bandwidth optimal all-reduce
-#   algorithms for clusters of workstations*, 2009 (ring).
+# - Li et al., *PyTorch Distributed*, arXiv 2006.15704 (buckets).
 # - The opening: Hugging Face, *Efficient Training on Multiple GPUs*. Scaling: NVIDIA, DeepLearningExamples, ResNet-50.
