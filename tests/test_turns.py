@@ -2292,6 +2292,66 @@ def how_many(rank, ranks, length):
     return -(-length // ranks)
 
 
+@right("fair_loss")
+def share_of_the_mean(losses, total, ranks):
+    return losses.mean() * len(losses) * ranks / total
+
+
+@right("fair_loss")
+def each_weighed(losses, total, ranks):
+    return (losses * (ranks / total)).sum()
+
+
+@wrong("fair_loss", "too small by the number of ranks", "multiply by it")
+def forgets_that_ddp_divides(losses, total, ranks):
+    return losses.sum() / total
+
+
+@wrong("fair_loss", "that of a sum", "divide by total, and multiply by ranks")
+def sums_up(losses, total, ranks):
+    return losses.sum()
+
+
+@wrong("fair_loss", "that of a sum", "divide by total")
+def sums_up_for_all(losses, total, ranks):
+    return losses.sum() * ranks
+
+
+@wrong("fair_loss", "ranks still count alike, and all of them too much", "and not by this rank's")
+def mean_times_ranks(losses, total, ranks):
+    return losses.mean() * ranks
+
+
+@wrong("fair_loss", "ranks still count alike", "mean() has divided", "sum()")
+def mean_for_the_sum(losses, total, ranks):
+    return losses.mean() * ranks / total
+
+
+@wrong("fair_loss", "ranks still count alike", "DDP divides by ranks")
+def mean_by_total(losses, total, ranks):
+    return losses.mean() / total
+
+
+@wrong("fair_loss", "the weights of the samples are", "by which DDP divides")
+def upside_down(losses, total, ranks):
+    return losses.sum() * total / ranks
+
+
+@wrong("fair_loss", "without a graph", "has cut the graph")
+def cuts_the_graph(losses, total, ranks):
+    return losses.detach().sum() * ranks / total
+
+
+@wrong("fair_loss", "a tensor of shape ()", "sum() makes one number")
+def one_for_each(losses, total, ranks):
+    return losses * ranks / total
+
+
+@wrong("fair_loss", "a tensor of shape ()", "the return is missing")
+def weighs_and_returns_nothing(losses, total, ranks):
+    losses.sum() * ranks / total
+
+
 PARTED = {"a": (2, 7), "b": (1, 9), "c": (3, 4), "d": None, "e": (2, 3)}
 
 
