@@ -430,6 +430,7 @@ WINDOWS = (
 WEIGHTS = (
     "Micro-batches of 16, 16, 16 and 2 samples, and of 5 and 22 tokens: in a mean of means "
     "the small one's samples or tokens weigh most; weighted by share, all weigh the same."
+)
 
 
 def straggler() -> Picture:
