@@ -553,8 +553,6 @@ line_guess.compare(run(script, CUDA_LAUNCH_BLOCKING="0"), gpu.numbers, because=w
 blamed = run(script, CUDA_LAUNCH_BLOCKING="1")
 
 # %% late-picture [markdown]
-# Now the fault and the blame are in one line.
-#
 # ![By default the host goes on while the kernel fails, and backward is blamed. With CUDA_LAUNCH_BLOCKING=1 cross_entropy waits for its kernel, and is blamed.](../docs/pictures/late_error.svg)
 
 # %% late-remedies [markdown]
