@@ -190,6 +190,40 @@ def registered() -> Picture:
     return Picture(860, 256, "A module's .to walks along what is registered", REGISTERED, tuple(body), 1)
 
 
+def optimizer_state() -> Picture:
+    """What a move of the model takes along: the memory of its parameters, and not the optimizer's state."""
+    body = [
+        *_box(18, 8, 150, "model", "moved by .to", GREEN),
+        *_box(18, 104, 150, "optimizer", "never moved", BLUE),
+        *_box(270, 56, 180, "one Parameter", "the same object", GREEN),
+        *_box(640, 8, 200, "before: CPU memory", "float32 values", BLUE),
+        *_box(640, 104, 200, "after: GPU memory", "float32 values", GREEN),
+        *_box(270, 160, 180, "its state", "made in step()", BLUE),
+        line(168, 34, 270, 72, stroke=INK, width=3),
+        line(168, 130, 270, 92, stroke=INK, width=3),
+        line(168, 140, 270, 186, stroke=INK, width=3),
+        line(450, 72, 640, 34, stroke=INK, width=3, dash="6 5"),
+        line(450, 92, 640, 130, stroke=INK, width=3),
+        text(470, 191, "stays where it was made", weight="bold"),
+    ]
+    return Picture(860, 222, "The state does not move with the model", OPTIMIZER_STATE, tuple(body), 1)
+
+
+def visible_devices() -> Picture:
+    """The numbers of GPUs in a process that sees two of four."""
+    body = [text(18, 36, "in the process"), text(18, 126, "in the machine")]
+    for number in range(4):
+        x, seen = 160 + 175 * number, number > 1
+        body += [*_box(x, 98, 150, f"GPU {number}", "visible" if seen else "hidden", GREEN if seen else MUTED)]
+        if seen:
+            left = 160 + 175 * (number - 2)
+            body += [
+                *_box(left, 8, 150, f"cuda:{number - 2}", "its number here", BLUE),
+                line(left + 75, 60, x + 75, 98, stroke=INK, width=3),
+            ]
+    return Picture(860, 158, "A process counts the GPUs that it sees", VISIBLE_DEVICES, tuple(body), 1)
+
+
 def late_error() -> Picture:
     """When an error in values is noticed: with launches that nobody waits for, and with CUDA_LAUNCH_BLOCKING=1."""
     body = []
@@ -217,6 +251,10 @@ REGISTERED = (
     "Registered: std, a buffer, and first, a submodule. "
     "Not registered: mean, a plain attribute, and rest, a Python list."
 )
+OPTIMIZER_STATE = (
+    "The model and the optimizer hold the same Parameter, whose memory moves. The optimizer's state stays where it is."
+)
+VISIBLE_DEVICES = "In the process cuda:0 is the machine's GPU 2, and cuda:1 its GPU 3. GPUs 0 and 1 are hidden."
 LATE_ERROR = (
     "By default the host goes on while the kernel fails, and backward is blamed. "
     "With CUDA_LAUNCH_BLOCKING=1 cross_entropy waits for its kernel, and is blamed."
@@ -509,6 +547,8 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "staging": staging,
     "two_streams": two_streams,
     "registered": registered,
+    "optimizer_state": optimizer_state,
+    "visible_devices": visible_devices,
     "late_error": late_error,
     "format_bits": format_bits,
     "cast_in_graph": cast_in_graph,
