@@ -2708,6 +2708,47 @@ def by_how_much(after):
     return after[-1] - after[2]
 
 
+@right("possible")
+def by_the_share_of_the_peak(words_per_second, parameters, peak_tflops):
+    return words_per_second * parameters * 6 / 1e12 / peak_tflops <= 1
+
+
+@right("possible")
+def by_seconds_a_word(words_per_second, parameters, peak_tflops):
+    forward = 2 * parameters / (peak_tflops * 1e12)
+    return not 1 / words_per_second < 3 * forward
+
+
+@wrong("possible", "came back", "a comparison gives one")
+def as_a_share(words_per_second, parameters, peak_tflops):
+    return 6 * parameters * words_per_second / (peak_tflops * 1e12)
+
+
+@wrong("possible", "at 40 % of the peak is called impossible", "10¹² FLOPs a second")
+def tera_forgotten(words_per_second, parameters, peak_tflops):
+    return 6 * parameters * words_per_second <= peak_tflops
+
+
+@wrong("possible", "at four times the peak is called possible", "10¹² FLOPs a second, and each parameter")
+def tera_twice(words_per_second, parameters, peak_tflops):
+    return 6 * parameters * words_per_second <= peak_tflops * 1e15
+
+
+@wrong("possible", "at 1.3 times the peak is called possible", "backward 4")
+def forward_alone(words_per_second, parameters, peak_tflops):
+    return 2 * parameters * words_per_second <= peak_tflops * 1e12
+
+
+@wrong("possible", "at 90 % of the peak is called impossible", "may come close")
+def with_recomputation(words_per_second, parameters, peak_tflops):
+    return 8 * parameters * words_per_second <= peak_tflops * 1e12
+
+
+@wrong("possible", "four times the peak is not", "turned round")
+def asks_whether_it_lies(words_per_second, parameters, peak_tflops):
+    return 6 * parameters * words_per_second > peak_tflops * 1e12
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 
 
