@@ -316,10 +316,10 @@ why = "Below 3·10⁻⁸ fp16 has nothing. Mostly the gradient of the right word
 lost_guess.compare(round(lost, 1), "computed", because=why)
 
 # %% vanish-explain [markdown]
-# No error, no NaN: training goes on. The remedy is one multiplication. Scale the *loss* by 65,536; by the chain rule
+# No error, no NaN. The remedy is one multiplication. Scale the *loss* by 65,536; by the chain rule
 # every gradient is 65,536 times as large. Before the step, divide the float32 gradients of the parameters by it.
 #
-# How large a scale? As large as possible without `inf`, and nobody knows that beforehand. So `GradScaler` tries. It
+# How large? As large as possible without `inf`, which nobody knows beforehand. So `GradScaler` tries. It
 # begins at 65,536 and looks for `inf` and NaN in the gradients. If it finds any, it *skips* the optimizer step and
 # halves the scale. After 2000 good steps in a row it doubles it.
 #
