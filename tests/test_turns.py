@@ -1392,7 +1392,7 @@ def thirds(name, judged, answer):
 thirds("only_the_resnet", right("save_a_third"), {"A"})
 thirds("only_the_resnet_as_text", right("save_a_third"), "A")
 thirds("small_images_too", wrong("save_a_third", "B is in the list", "1.3 of 224 x 224"), ["A", "B"])
-thirds("the_gpt_too", wrong("save_a_third", "C is in the list", "25,141 and 17,473"), ("A", "C"))
+thirds("the_gpt_too", wrong("save_a_third", "C is in the list", "25,142 and 17,478"), ("A", "C"))
 thirds("nobody", wrong("save_a_third", "A is not in the list", "1,676 and 1,065"), [])
 thirds("their_names", wrong("save_a_third", "letters A, B, C"), ["resnet50"])
 thirds("returns_no_network", wrong("save_a_third", "None", "the return is missing"), None)

@@ -136,7 +136,8 @@ gpulab.check.precision_comparison(compare_precisions)
 # <details><summary>Hint 2</summary>
 #
 # The GPU is behind the host. Either wait for it twice, before the clock starts (the warm-up may still be running) and
-# before it is read; or record two `torch.cuda.Event(enable_timing=True)`. Reset the peak at the start of each run. `copy.deepcopy(model)` gives every run the same start.
+# before it is read; or record two `torch.cuda.Event(enable_timing=True)`. Reset the peak at the start of each run.
+# `copy.deepcopy(model)` gives every run the same start.
 #
 # </details>
 # <details><summary>Hint 3</summary>

@@ -124,8 +124,8 @@ count_guess.compare(len(short), "computed", because=why)
 
 # %% autocast-lists [markdown]
 # To 16 bits goes what is faster there. To float32 goes what turns small errors into large ones, or adds many terms
-# (`mean` is an exception). bf16 has the same lists. One surprise is in none: on CUDA, cuDNN runs `nn.LSTM` and `nn.GRU` in *fp16*, whatever dtype you
-# choose.
+# (`mean` is an exception). bf16 has the same lists; without `dtype=` autocast takes fp16 on CUDA. One surprise is in no
+# list: cuDNN runs `nn.LSTM` and `nn.GRU` in *fp16*, whatever dtype you choose.
 #
 # Now a real layer and a step. What are a weight, its gradient and Adam's state?
 
@@ -148,8 +148,8 @@ print(weight.dtype, weight.grad.dtype, optimizer.state[weight]["exp_avg"].dtype)
 # Backward runs the cast in reverse. So gradients are *computed* in 16 bits and stored in float32. Accuracy survives
 # because the errors of the products are small and mostly average out, and the update is done in float32.
 #
-# The copies live until the block ends. That is a trap: one block around a whole epoch computes every step with the
-# first step's weights. Open the block for each forward pass, put model *and loss* in it, and leave it before
+# Autocast caches the copies until the block ends. That is a trap: one block around a whole epoch computes every step
+# with the first step's weights. Open the block for each forward pass, put model *and loss* in it, and leave it before
 # `backward()`.
 
 # %% saves-text [markdown]
@@ -183,8 +183,8 @@ axes.legend()
 gpulab.style.show(figure, alt=f"Kept, autocast against float32, for {batches} rows: {ratios}")
 
 # %% saves-explain [markdown]
-# bf16 gives the same curves. With GELU about half as many rows are enough: GELU keeps its input, and the next layer its
-# output. Two tensors shrink for each copy. So the rule is:
+# bf16 gives the same curves. With GELU about half as many rows are enough: its input and its output are
+# kept, so two tensors shrink for each copy. So the rule is:
 #
 # > Autocast keeps less once the **numbers that it keeps in 16 bits outnumber the weights that it copies**.
 #
@@ -277,7 +277,7 @@ with gpulab.VirtualGPU("T4", compute=False):
 
 # %% gpus-explain [markdown]
 # The first answer counts emulation, which gains nothing: a V100 multiplied at 9.6 TFLOP/s in bf16, 14.0 in fp32, about
-# 95 in fp16 (recorded). Ask the second way, or for compute capability 8.0.
+# 95 in fp16 (recorded). Ask the second way, or whether the compute capability is 8.0 or higher.
 #
 # Nor is a peak a promise. A T4 has 70 W, and keeps up 24 of its 65 TFLOP/s (recorded). An A100 reached 295 on zeros
 # and 257 on random numbers (recorded): its power limit, too.
@@ -302,7 +302,7 @@ with gpulab.VirtualGPU("T4", compute=False):
 # near $2\cdot10^{-9}$. Under autocast the logits have 16 bits, and so has their gradient.
 
 # %% vanish-predict
-lost_guess = gpulab.predict("Which part of the logits' gradient becomes 0 in fp16?", unit="%")
+lost_guess = gpulab.predict("What share of the logits' gradient becomes 0 in fp16?", unit="%")
 
 # %% vanish-run
 scores, words = torch.randn(64, 50257), torch.randint(50257, (64,))  # 64 of the 8192 tokens
@@ -316,10 +316,10 @@ why = "Below 3·10⁻⁸ fp16 has nothing. Mostly the gradient of the right word
 lost_guess.compare(round(lost, 1), "computed", because=why)
 
 # %% vanish-explain [markdown]
-# No error, no NaN: training goes on. The remedy is one multiplication. Scale the *loss* by 65,536; by the chain rule
+# No error, no NaN. The remedy is one multiplication. Scale the *loss* by 65,536; by the chain rule
 # every gradient is 65,536 times as large. Before the step, divide the float32 gradients of the parameters by it.
 #
-# How large a scale? As large as possible without `inf`, and nobody knows that beforehand. So `GradScaler` tries. It
+# How large? As large as possible without `inf`, which nobody knows beforehand. So `GradScaler` tries. It
 # begins at 65,536 and looks for `inf` and NaN in the gradients. If it finds any, it *skips* the optimizer step and
 # halves the scale. After 2000 good steps in a row it doubles it.
 #
@@ -392,7 +392,7 @@ gpulab.annotated(train_step, {
 
 # %% train-text [markdown]
 # Does it matter? A small network learns the digits four times, with the same start and data. `weight` multiplies the
-# loss by $10^{-4}$, as of a small term in a larger loss. Adam hardly notices such a factor.
+# loss by $10^{-4}$, as if it were a small term of a larger one. Adam hardly notices such a factor.
 
 # %% train-define
 images, digits = (part.to(device) for part in gpulab.data.digits("train"))
@@ -435,8 +435,8 @@ for fused in (False, True):
 # bf16 needs no scaler, and no wait.
 #
 # Clip before `unscale_`, and you clip a gradient that is 65,536 times as long: SGD nearly stands still. (Adam divides
-# by the length again, and hides it.) Without clipping leave `unscale_` out; `step` does it. Clipping does not help
-# against `inf`: `inf / inf` is NaN.
+# by the length again, and mostly hides it.) Without clipping leave `unscale_` out; `step` does it. Clipping does not
+# help against `inf`: it multiplies by 0, and `inf × 0` is NaN.
 #
 # A skipped step changes no weight, so the learning-rate schedule should not advance. The usual test is whether the scale
 # has fallen; `get_scale()` waits for the GPU. And save `scaler.state_dict()` in the checkpoint.
@@ -450,7 +450,7 @@ for fused in (False, True):
 # their size apart.
 
 # %% weights-predict
-moved_guess = gpulab.predict("Which part of the bf16 weights has changed?", unit="%")
+moved_guess = gpulab.predict("What share of the bf16 weights has changed?", unit="%")
 
 
 # %% weights-run
@@ -472,7 +472,7 @@ why = "Less than 0.2 to 0.4 % of a weight is rounded away, so weights beyond ±0
 moved_guess.compare(round(share_moved(torch.bfloat16)), "computed", because=why)
 
 # %% weights-explain [markdown]
-# The loss falls a little all the same, so nobody notices. What rounding loses must be kept elsewhere: in a float32
+# The loss falls a little all the same, and nothing fails. What rounding loses must be kept elsewhere: in a float32
 # copy of the weights, or in a second bf16 number beside each weight (*Kahan summation*).
 #
 # **Your turn** · 4 minutes. `lost` is what rounding has cost so far, a bf16 tensor that begins at 0. Add it to the
@@ -494,7 +494,7 @@ def update_bf16(weight, lost, update):
 gpulab.turn.update_bf16(update_bf16)
 
 # %% kahan-text [markdown]
-# For **inference** none of this matters. Nothing is updated, and `model.to(torch.bfloat16)` halves the weights.
+# For **inference** nothing is updated: `model.to(torch.bfloat16)` halves the weights.
 
 # %% tf32-text [markdown]
 # ## TF32: the switch that is already on
@@ -511,7 +511,7 @@ print(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 # them with the result. (Do not mix them with the newer setting, `fp32_precision`.)
 #
 # TF32 saves no memory and needs no scaler. It costs digits: it keeps as many significant bits as fp16. A product of two
-# random 256 × 256 matrices is off by 0.03 % if the factors have 11 bits, and by 0.23 % if they have bf16's 8 (computed).
+# `torch.randn(256, 256)` is off by 0.03 % if the factors have 11 bits, and by 0.23 % if they have bf16's 8 (computed).
 #
 # Now look again at the GPT-2 that opened lesson 06, on one A100. Which of its
 # steps do you understand now?
@@ -541,11 +541,11 @@ gpulab.style.show(figure, alt=f"GPT-2, tokens per second: {speed}; GiB: {gib}")
 # | train, Volta or Turing | fp16 autocast | float32 | yes |
 # | more digits needed, Ampere or later | fp16 autocast, or TF32 | float32 | with fp16 |
 # | inference, Ampere or later | bf16 | bf16 | no |
-# | train very large, Ada, Hopper or later | fp8 by a library | float32 | its own, per tensor |
+# | train very large, Ada, Hopper or later | fp8 by a library | float32 | its own scales |
 #
-# **fp8** is no dtype of autocast. *e4m3* has the bits, for weights and activations; *e5m2* has the range, for gradients.
-# Each tensor needs a scale of its own. Libraries do it (torchao, Transformer Engine). Recorded by torchtitan on 8 H100,
-# Llama-3.1-8B with `torch.compile`: bf16 6,667 tokens/s *per GPU*, fp8 8,532, in the same memory.
+# **fp8** is no dtype of autocast. *e4m3* has the bits, for weights and activations; *e5m2* has the range, often for
+# gradients. Each tensor, or each part of it, needs a scale. Libraries do it (torchao, Transformer Engine). Recorded by
+# torchtitan on 8 H100, Llama-3.1-8B with `torch.compile`: bf16 6,667 tokens/s *per GPU*, fp8 8,532, in the same memory.
 #
 # **Your turn** · 3 minutes. Each job names its GPU, the significant bits that the factors of its products must keep, and
 # its largest activations. Take the first of these that the GPU has in hardware and that the numbers fit:
@@ -600,8 +600,8 @@ nn.Linear(8, 10).to(device)(images[:8].half())
 #
 # **More**, with what you get:
 #
-# - `model.half()` for training: the scaler refuses (“Attempting to unscale FP16 gradients”). Without a scaler Adam makes
-#   NaN: its `eps` of $10^{-8}$ is 0 in fp16.
+# - `model.half()` for training: the scaler refuses (“Attempting to unscale FP16 gradients”). Without a scaler Adam can
+#   make NaN: its `eps` of $10^{-8}$ is 0 in fp16.
 # - `nn.BCELoss` under autocast: RuntimeError. `BCEWithLogitsLoss` takes what comes before the sigmoid.
 # - A mask of −1e9 on fp16 scores: RuntimeError. Use `float("-inf")`, or `F.scaled_dot_product_attention`.
 # - `torch.cuda.amp.autocast()`: FutureWarning. The names are `torch.autocast(device.type, dtype=…)` and
@@ -623,7 +623,7 @@ gpulab.quiz(7)
 #    state stay. Plan it on your network.
 # 3. bf16 where the hardware has it, without a scaler. fp16 elsewhere, always with one.
 # 4. Scale, backward, unscale, clip, step, update.
-# 5. TF32 is on for convolutions and off for products. Say which, when you write “fp32”.
+# 5. By default TF32 is on for convolutions and off for products. Say which, when you write “fp32”.
 #
 # **For the checklist:** `torch.autocast` around forward and loss, with the dtype said · `GradScaler` for fp16 only · clip
 # after unscale · float32 weights · the scaler in the checkpoint.

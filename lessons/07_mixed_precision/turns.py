@@ -15,7 +15,7 @@ SAVED = {"A": 37, "B": 0, "C": 30}  # % of the peak, virtual A100
 _WHY_NOT = {  # MiB: the lecture's table, and lines through it
     "A": "each image adds (5,621 - 1,018) / 56 = 82 MiB in float32, 42 under autocast: about 1,676 and 1,065 at 16",
     "B": "16 images of 64 x 64 have the pixels of 1.3 of 224 x 224: the peak is weights, gradients and Adam's state",
-    "C": "each text adds (13,501 - 3,316) / 7 = 1,455 MiB in float32, 951 under autocast: 25,141 and 17,473 at 16",
+    "C": "each text adds (13,504 - 3,321) / 7 = 1,455 MiB in float32, 951 under autocast: 25,142 and 17,478 at 16",
 }
 
 
@@ -254,7 +254,7 @@ def _fault(format: str, gpu: str, bits: int, largest: float) -> str:
     with virtual_gpu(gpu, compute=False):
         has = torch.cuda.is_bf16_supported(including_emulation=False)  # and TF32: both came with Ampere
     if format in ("bf16", "TF32") and not has:
-        return f"a {gpu} has no {format} in hardware, which came with Ampere: what is supported there is emulated"
+        return f"a {gpu} has no {format} in hardware: it came with Ampere"
     if torch.tensor(largest).to(FORMATS[format]).isinf():
         return "activations beyond 65504 become inf in fp16, and the scaler does not help: it scales gradients"
     if format == "bf16" and bits > 8:

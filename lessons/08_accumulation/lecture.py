@@ -23,8 +23,9 @@ images, labels = gpulab.data.digits("train")
 # %% question-text [markdown]
 # ## A question worth asking
 #
-# You want batches of 64, and only 16 samples fit. So you run *micro-batches* of 16, add up their gradients, and step
-# once. Below is the loop as many tutorials print it, on ten micro-batches and a small CNN for digits. How often does the optimizer step?
+# You want batches of 128, and only 16 samples fit. So you run *micro-batches* of 16, add up their gradients, and step
+# once. Below is the loop as many tutorials print it, on ten micro-batches and a small CNN for digits. How often does
+# the optimizer step?
 
 # %% question-predict
 steps_guess = gpulab.predict("How many optimizer steps does the loop below make?")
@@ -65,7 +66,7 @@ print(f"largest gradient left in .grad: {gradient(model).abs().max():.3f}")
 #
 # ![Ten micro-batches: the printed loop steps after eight and leaves two; else the two make a window of their own.](../docs/pictures/windows.svg)
 #
-# The loop is right whenever the windows come out even.
+# The loop is right where the windows come out even, and all micro-batches have one size.
 
 # %% same-text [markdown]
 # ## The same gradient in four pieces
@@ -117,8 +118,8 @@ print(f"GPT in float64: a gap of {gap(transformer().double(), ids, ids, size=4):
 #
 # Training amplifies rounding, here hardly: after five epochs of SGD the CNN's losses with batch 64 and with 4 × 16 are
 # 0.332, and differ by 2·10⁻⁵ (measured on one CPU). Both made 120 updates. Batch 16 *without* accumulation made 470, and
-# came to 0.055: **per epoch, the small batch learned faster.** Take a large batch if the gradient of a small one is too
-# noisy, if a recipe asks for it, or if the GPU is not busy with less.
+# came to 0.055: **at the same learning rate, the small batch learned faster per epoch.** (With four times the rate
+# batch 64 came to 0.128.) Accumulate if the gradient of a small batch is too noisy, or if a recipe asks for it.
 
 # %% saved-text [markdown]
 # ## What it saves: bytes kept for backward
@@ -184,13 +185,14 @@ why = "Activations fall to an eighth; weights, gradients and Adam's state are 16
 peak_guess.compare(round(100 * peaks[8, 1] / peaks[8, 8]), "virtual", because=why)
 
 # %% plan-explain [markdown]
-# Below this floor no micro-batch leads. In float32 the T4 loses little speed, since its kernels stay long enough. Under
-# autocast the V100's kernels become short, and it waits for its host; how long depends on the host. So use the
-# **largest micro-batch that fits**, and as few as give the batch you want.
+# No micro-batch gets below these 16 bytes. In float32 the T4 loses little speed, since its kernels stay long. Under
+# autocast the V100 casts the weights again for each micro-batch, and adds to the gradients. With short kernels it waits
+# for its host, too; how long depends on the host. So use the **largest micro-batch that fits**, and as few as give the
+# batch you want.
 #
-# Compare the last row with the second: micro-batches of 4 in both, and one window has a higher peak. From the second
-# micro-batch on, the window's gradients are alive during forward, 4 bytes a parameter. So a job that just fits without
-# accumulation may fail with it.
+# Compare the last row with the second: micro-batches of 4 in both, and the window of two has the higher peak. From its
+# second micro-batch on, the window's gradients are alive during forward, 4 bytes a parameter. So a job that just fits
+# without accumulation may fail with it.
 #
 # Recorded by Hugging Face, BERT-large on a V100 in float32, with the CUDA context:
 #
@@ -228,7 +230,7 @@ print([len(window) for window in cut(micro_batches, 4)])
 
 # %% last-stream [markdown]
 # From a `DataLoader` take `steps` batches at a time with `itertools.islice` (or `itertools.batched`, from Python 3.12
-# on). A window then waits on the *host*; move each micro-batch to the GPU when its turn comes.
+# on). A window then lies in *host* memory; move each micro-batch to the GPU when its turn comes.
 #
 # **Your turn** · 3 minutes. Each window is a list of four equal micro-batches; the last has fewer. Two things are still
 # wrong: one with every window, one with the last. Change the loop, so that each window moves the weights as its samples in one batch would.
@@ -282,7 +284,7 @@ mean_guess.compare(16 / 2, "computed", because="Two samples share a quarter, as 
 #
 # For text, micro-batches with equally many texts do not help. The loss is a mean over **tokens**, texts differ in
 # length, and padding carries the label −100, which `F.cross_entropy` ignores. Until October 2024 the trainer of the
-# `transformers` library took the mean of means, in everybody's fine-tuning with accumulation.
+# `transformers` library took the mean of means under accumulation.
 #
 # Four texts, two to a micro-batch, as in the lower row of the picture:
 
@@ -325,7 +327,7 @@ for norm in (nn.BatchNorm2d, functools.partial(nn.GroupNorm, 8)):
 # %% norm-explain [markdown]
 # No factor repairs that: the four forward passes computed another function.
 #
-# - **GroupNorm** or **LayerNorm** repair it.
+# - **GroupNorm** or **LayerNorm** repair it, in a network that is trained from the start.
 # - **Freezing** BatchNorm (its layers in `eval()`, in fine-tuning) is fine too, if its statistics fit.
 # - **SyncBatchNorm** does not help: it shares statistics between *processes*, at one moment. Another *momentum* does not
 #   either: it concerns the running statistics.
@@ -396,8 +398,8 @@ print(f"scale {scaler.get_scale():,.0f}, steps of the schedule: {schedule.last_e
 # **An overflow in one micro-batch costs the whole window**: the `inf` is added to `.grad`, and the step is skipped. And
 # the host waits three times in a window: each `get_scale()` reads a number from the GPU, and `step` does.
 #
-# **Gradients accumulate in the dtype of the parameters.** Under autocast that is float32. In a model that is bf16 itself
-# (`model.to(torch.bfloat16)`) `.grad` is bf16 too. A thousand micro-batches add the same number to it. What is the sum?
+# **By default gradients accumulate in the dtype of the parameters.** Under autocast that is float32. In a model that is
+# bf16 itself (`model.to(torch.bfloat16)`) `.grad` is bf16 too. A thousand micro-batches add the same number to it. What is the sum?
 
 # %% bf16-predict
 sum_guess = gpulab.predict("1.0, added a thousand times in bf16")
@@ -532,8 +534,8 @@ gpulab.style.show(figure, alt="Peaks with six remedies: lowest with autocast and
 # (Under BatchNorm they train another network.) Checkpointing costs a forward pass, less in the GPT, whose head is not
 # computed again. SGD saves Adam's state, next to nothing here.
 #
-# Autocast gains time, and not that much on real T4s: 2.9 times for ResNet-50, inference (recorded by NVIDIA), and 2 to 4
-# times for whole trainings (lesson 07).
+# Autocast gains time, on a real T4 less than here: 2.9 times for ResNet-50, inference (recorded by NVIDIA). On a V100
+# whole trainings gained 2.5 to 4 times (lesson 07).
 #
 # The order is that of the price: first what leaves the result as it is, to rounding; then what changes it; then money.
 #
