@@ -1645,7 +1645,7 @@ right("window_amp")(scaled_after_the_division)
 amp_update("as_one_batch", right("window_amp"), whole=True)
 amp_update("all_inside", wrong("window_amp", "after every micro-batch"), ("unscale", "clip", "step", "update"), ())
 amp_update(
-    "clips_first", wrong("window_amp", "65536 times", "before clip_grad"), after=("clip", "unscale", "step", "update")
+    "clips_first", wrong("window_amp", "65536 times", "after clip_grad"), after=("clip", "unscale", "step", "update")
 )
 amp_update(
     "clips_each",
@@ -1653,7 +1653,7 @@ amp_update(
     ("clip",),
     ("unscale", "step", "update"),
 )
-amp_update("clips_last", wrong("window_amp", "before step()"), after=("unscale", "step", "clip", "update"))
+amp_update("clips_last", wrong("window_amp", "after step()"), after=("unscale", "step", "clip", "update"))
 amp_update("never_clips", wrong("window_amp", "clip_grad_norm_() is gone"), after=("unscale", "step", "update"))
 amp_update("never_unscales", wrong("window_amp", "unscale_() is gone"), after=("clip", "step", "update"))
 amp_update("amp_never_steps", wrong("window_amp", "no weight has moved"), after=("unscale", "clip", "update"))
