@@ -223,6 +223,34 @@ def two_streams() -> Picture:
     return Picture(860, 160, "Only the first copy has nothing to hide behind", TWO_STREAMS, tuple(body), 1)
 
 
+SIGNALS = (
+    "Who passes a notice on. SLURM's signal before the limit goes through the shell's trap and srun to the ranks; "
+    "at pre-emption straight to them; torchrun passes it on; a shell as a container's first process does not."
+)
+
+
+def signals() -> Picture:
+    """A notice on its way to the process that trains: who sends it, and who must pass it on."""
+    rows = (
+        ("SLURM: before the limit", (("shell", "trap … kill -USR1", BLUE), ("srun", "to its tasks", BLUE)), "USR1"),
+        ("SLURM: pre-emption", (), "SIGTERM"),
+        ("torchrun, from anybody", (("torchrun", "waits 30 s", BLUE),), "SIGTERM"),
+        ("Kubernetes", (("first process", "a shell: stops here", ORANGE),), "SIGTERM"),
+    )
+    body = []
+    for number, (who, between, name) in enumerate(rows):
+        y, x = 14 + 70 * number, 200.0
+        body.append(text(18, y + 31, who, weight="bold"))
+        for head, words, color in between:
+            body += [*_arrow(x, x + 88, y + 26, name, 3), *_box(x + 90, y, 152, head, words, color)]
+            x += 242
+        if between[-1:] and between[-1][2] == ORANGE:
+            body.append(text(x + 14, y + 31, "exec python train.py: Python is the first process", fill=MUTED))
+        else:
+            body += [*_arrow(x, 694, y + 26, name, 3), *_box(696, y, 150, "each rank", "takes note", GREEN)]
+    return Picture(860, 290, "A notice has to reach the process that trains", SIGNALS, tuple(body), 1)
+
+
 TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "host_and_gpu": host_and_gpu,
     "who_holds": who_holds,
@@ -230,6 +258,7 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "bytes_in_flight": bytes_in_flight,
     "staging": staging,
     "two_streams": two_streams,
+    "signals": signals,
 }
 
 

@@ -166,7 +166,7 @@ gpulab.turn.rest_of_epoch(batches)
 # power fails. (Nothing is killed here: the results are computed.)
 
 # %% files-predict
-question = "A kill during torch.save over the last file: at what share of the moments is none whole?"
+question = "torch.save is killed over the last file: at what share of the moments is none whole?"
 killed_guess = gpulab.predict(question, unit="%")
 
 # %% files-define
@@ -200,7 +200,7 @@ gpulab.style.show(crashes.picture(plain, renamed, synced), alt=told)
 
 # %% files-lines
 gpulab.annotated(checkpoints.save, {
-    "path, temporary": "In one folder, so on one file system: a rename from another one is a copy.",
+    "path, temporary": "In one folder, so on one file system: across two a rename fails.",
     "os.fsync(file": "From the system to the disk (on macOS only fcntl's F_FULLFSYNC does that).",
     "for later in": "You have gone back to an earlier step: these belong to the run that diverged.",
     "os.replace(temp": "Now the bytes are there, and the name changes over.",
@@ -294,6 +294,8 @@ gpulab.annotated(code, {
 # | Kubernetes | 30 s by default | the pod is deleted | SIGTERM, to the container's first process |
 # | SLURM | the partition's grace time | pre-emption | SIGCONT, SIGTERM, to what `srun` has started |
 #
+# ![Who passes a notice on. SLURM's signal before the limit goes through the shell's trap and srun to the ranks; at pre-emption straight to them; torchrun passes it on; a shell as a container's first process does not.](../docs/pictures/signals.svg)
+#
 # If a container's **first process** is a shell, the shell gets the signal and does not pass it on. Write
 # `exec python train.py`. And as the first process, Python ignores SIGTERM unless it has a handler.
 #
@@ -319,7 +321,7 @@ gpulab.annotated(train.main, {
 # %% notice-run
 import signal
 
-from processes import losses, start
+from processes import finish, losses, start
 
 process, before = start("train.py", "--folder", "noticed"), ""
 for line in process.stdout:
@@ -329,8 +331,7 @@ for line in process.stdout:
 print("exit code", process.wait(), "· wants to go on:", os.path.exists("noticed/again"))
 
 # %% notice-compare
-rest = start("train.py", "--folder", "noticed").communicate()[0]
-alone = start("train.py", "--folder", "alone").communicate()[0]
+rest, alone = finish("noticed"), finish("alone")
 print(len(losses(before)), "steps, then", len(losses(rest)), "more")
 print("equal to the bit:", losses(before) | losses(rest) == losses(alone))
 
@@ -365,14 +366,13 @@ errors = pathlib.Path("errors.log").read_text()
 print(re.search(r"failed \(exitcode: -?\d+\) local_rank: \d", errors)[0])
 
 # %% ranks-compare
-names = ("pair", "both")
-rest, both = (start(*torchrun, "train.py", "--folder", name).communicate()[0] for name in names)
+rest, both = finish("pair", ranks=2), finish("both", ranks=2)
 print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == losses(both))
 
 # %% ranks-explain [markdown]
 # The steps after the last whole checkpoint were made twice. And all ranks had saved and ended with 0, but `torchrun` did not:
-# **exit codes do not get through it.** A rank that ends with any code but 0 makes it worse: `torchrun` starts all of them
-# anew, on the machine that goes. So the file tells. After SIGTERM `torchrun` gives the ranks 30 s. SIGUSR1 kills it, and
+# **exit codes do not get through it.** A rank that ends with any code but 0 makes it worse: while it has restarts
+# left, `torchrun` starts all of them anew, on the machine that goes. So the file tells. After SIGTERM `torchrun` gives the ranks 30 s. SIGUSR1 kills it, and
 # they train on alone, unless it has `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`.
 #
 # (With `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` each start has a new store of addresses. In the old one a new rank may find the
@@ -389,8 +389,9 @@ print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == 
 #
 # **A run that hangs** is worse than one that dies: nobody is told. A rank that waits for a lost message, a dead file server or a
 # bad cable only stops. NCCL gives up after 10 minutes by default (lesson 12: `init_process_group(timeout=…)`, flight
-# recorder). That timeout must be longer than a save, for which the other ranks wait. For the rest you need a **watchdog**
-# outside of the process: if the log has not grown for ten steps' time, it kills the job, and the restart does the rest.
+# recorder). That timeout must be longer than a save, for which the other ranks wait. And a rank that
+# waits for a disk is not in a collective. So you need a **watchdog** outside of the job: if the log has not grown for longer
+# than the longest save or evaluation takes, it kills the job, and the restart does the rest.
 #
 # ### SLURM
 #
@@ -400,7 +401,7 @@ print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == 
 # %% slurm-lines
 gpulab.annotated(pathlib.Path("train.sbatch").read_text(), {
     "--cpus-per-task": "A task is a rank here, with its loader's workers: not 1, the default.",
-    "--signal=B:USR1": "USR1 to this shell, 3 to 4 minutes before the time limit: longer than a save.",
+    "--signal=B:USR1": "USR1 to this shell, 3 to 4 minutes before the limit: longer than a save.",
     "srun": "Starts the ranks. A minute after one has ended, the others are: they may wait for it.",
     "exec python": "The names that PyTorch reads, and then no shell between SLURM and Python.",
     "trap": "A shell handles a signal only while it waits. It hands this one to the ranks.",
@@ -468,7 +469,7 @@ for hours in (8, 2, 1):
 
 # %% money-text [markdown]
 # And the whole? A dense transformer with $N$ parameters takes $2N$ operations a token forward and $4N$ backward. For $D$
-# tokens that is $6ND$ (lesson 10; attention over long sequences comes on top). *Recorded*: Llama 2 with 6.74 billion parameters
+# tokens that is $6ND$ (attention over long sequences comes on top; MFU: lesson 10). *Recorded*: Llama 2 with 6.74 billion parameters
 # and 2.0 trillion tokens took 184,320 hours of A100s. An A100 does at most 312 TFLOP/s in bf16.
 
 # %% money-predict
@@ -476,7 +477,7 @@ mfu_guess = gpulab.predict("What share of that peak (MFU) did the training reach
 
 # %% money-run
 share = 6 * 6.74e9 * 2.0e12 / (184_320 * 3600 * 312e12)
-why = "6ND over hours, 3,600 and the peak. Well-tuned large runs reach some 35 to 50 %."
+why = "6ND over hours, 3,600 and the peak. Published large runs reach some 35 to 50 %."
 mfu_guess.compare(round(100 * share), "recorded", because=why)
 
 # %% money-turn-text [markdown]
@@ -512,7 +513,7 @@ import ill
 gpulab.annotated(ill.logged, {
     "wait = ": "The time for data alone: nothing of the GPU is in it.",
     '("loss"': "loss.item() waits for the GPU. Every 10 or 50 steps are enough.",
-    "get_total_norm": "clip_grad_norm_ returns it too. It rises before the loss does.",
+    "get_total_norm": "clip_grad_norm_ returns it too. It often rises before the loss does.",
 })
 
 # %% logs-text-ill [markdown]

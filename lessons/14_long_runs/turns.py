@@ -123,13 +123,13 @@ def damage(answer: Any) -> None:
     got = answer()
     types = got if isinstance(got, (tuple, list, set, frozenset)) else (got,)
     if not all(isinstance(one, type) and issubclass(one, BaseException) for one in types):
-        raise NotYet(f"{brief(got)} came back", expected="types of errors", likely="types, such as (EOFError,), no texts")
+        raise NotYet(f"{brief(got)} came back", expected="types of errors", likely="types, as (EOFError,), no texts")
     if tuple(types) == (Exception,):
         raise AsGiven("every error sets the file aside, also that of a file server which is away")
     for healthy, why in _HEALTHY.items():
         if isinstance(healthy, tuple(types)):
             told = f"{type(healthy).__name__} sets a file aside"
-            raise NotYet(told, expected="it is raised", likely=f"{why}")
+            raise NotYet(told, expected="it is raised", likely=why)
     for kind, why in _DAMAGED.items():
         if not issubclass(kind, tuple(types)):
             told = f"{kind.__name__} is raised, and the run does not start"
@@ -158,9 +158,10 @@ def dollars(answer: Any) -> None:
         right / 100: "mfu is a share, such as 0.4, not a percentage",
     }
     if not math.isclose(got, right, rel_tol=1e-6):
-        known = next((why for value, why in likely.items() if math.isclose(got, value, rel_tol=1e-6)), "see the formula")
+        known = [why for value, why in likely.items() if math.isclose(got, value, rel_tol=1e-6)]
         job = f"{parameters / 1e9:.1f}B parameters, {tokens / 1e12:.2f}T tokens, {tflops:.0f} TFLOP/s at {mfu:.0%}"
-        raise NotYet(f"${got:,.0f} for {job}, ${price:.2f} an hour", expected=f"${right:,.0f}", likely=known)
+        told = f"${got:,.0f} for {job}, ${price:.2f} an hour"
+        raise NotYet(told, expected=f"${right:,.0f}", likely=known[0] if known else "6ND, tflops · 10¹², mfu, 3,600")
 
 
 Means = dict[str, float]
