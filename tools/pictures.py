@@ -232,22 +232,22 @@ SIGNALS = (
 def signals() -> Picture:
     """A notice on its way to the process that trains: who sends it, and who must pass it on."""
     rows = (
-        ("SLURM: before the limit", (("shell", "trap … kill -USR1", BLUE), ("srun", "to its tasks", BLUE)), "USR1"),
-        ("SLURM: pre-emption", (), "SIGTERM"),
-        ("torchrun, from anybody", (("torchrun", "waits 30 s", BLUE),), "SIGTERM"),
-        ("Kubernetes", (("first process", "a shell: stops here", ORANGE),), "SIGTERM"),
+        ("SLURM: limit", (("shell", "trap: kill $run", BLUE), ("srun", "to its tasks", BLUE)), "USR1"),
+        ("SLURM: preempts", (), "SIGTERM"),
+        ("torchrun", (("torchrun", "waits 30 s", BLUE),), "SIGTERM"),
+        ("Kubernetes", (("first process", "a shell keeps it", ORANGE),), "SIGTERM"),
     )
     body = []
     for number, (who, between, name) in enumerate(rows):
-        y, x = 14 + 70 * number, 200.0
+        y, x = 14 + 70 * number, 180.0
         body.append(text(18, y + 31, who, weight="bold"))
         for head, words, color in between:
-            body += [*_arrow(x, x + 88, y + 26, name, 3), *_box(x + 90, y, 152, head, words, color)]
-            x += 242
+            body += [*_arrow(x, x + 78, y + 26, name, 3), *_box(x + 80, y, 136, head, words, color)]
+            x += 216
         if between[-1:] and between[-1][2] == ORANGE:
             body.append(text(x + 14, y + 31, "exec python train.py: Python is the first process", fill=MUTED))
         else:
-            body += [*_arrow(x, 694, y + 26, name, 3), *_box(696, y, 150, "each rank", "takes note", GREEN)]
+            body += [*_arrow(x, 710, y + 26, name, 3), *_box(712, y, 130, "each rank", "takes note", GREEN)]
     return Picture(860, 290, "A notice has to reach the process that trains", SIGNALS, tuple(body), 1)
 
 

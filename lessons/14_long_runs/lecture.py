@@ -19,55 +19,44 @@
 # `model.state_dict()`. A new process loads that and trains on. Is it still the same run?
 
 # %% setup
-import os
-import pathlib
-import shutil
 import sys
-import tempfile
 
 import torch
 
 import gpulab
 
 gpu = gpulab.setup()
-here, folder = os.getcwd(), tempfile.TemporaryDirectory()
 programs = gpulab.course.lesson(14).folder / "programs"  # job.py, checkpoints.py, train.py, …
-shutil.copytree(programs, folder.name, dirs_exist_ok=True)
-os.chdir(folder.name)
-sys.path.insert(0, folder.name)
+sys.path.insert(0, str(programs))
 
-# %% question-run
+# %% question-run tags=["host-dependent"]
 import job
+import matplotlib.pyplot as plt
 
 wanted = job.train(job.fresh(1), 0, 60)  # nobody interrupts it
 
 interrupted = job.fresh(1)
 got = job.train(interrupted, 0, 38)
-torch.save(interrupted["model"].state_dict(), "model.pt")
-
 resumed = job.fresh(2)  # as in a new process, with other random numbers
-resumed["model"].load_state_dict(torch.load("model.pt"))
-got += job.train(resumed, 38, 60, late=8)  # it begins this epoch, of which 8 batches are done, anew
-
-# %% question-plot tags=["host-dependent"]
-import matplotlib.pyplot as plt
+resumed["model"].load_state_dict(interrupted["model"].state_dict())
+got += job.train(resumed, 38, 60, late=8)  # 8 batches of this epoch are done: it begins it anew
 
 gpulab.style.use()
-figure, axes = plt.subplots(figsize=(7.2, 2.5))
+figure, axes = plt.subplots(figsize=(7.2, 2.3))
 axes.plot(got, label="interrupted after step 38, resumed from the weights")
 axes.plot(wanted, label="not interrupted")
-axes.set(xlabel="step", ylabel="loss (measured)", title="The loss jumps, and no error comes")
+axes.set(xlabel="step", ylabel="loss (measured)", title="After the restart it is another run")
 axes.legend()
-gpulab.style.show(figure, alt="Two curves of losses, equal up to step 38. Then one jumps up.")
+gpulab.style.show(figure, alt="Two curves of losses: equal up to step 38, different from there on.")
 
 # %% question-answer [markdown]
-# It is another run. On a large network this is the bump in the curve after each restart. Some samples count twice, and a
+# No error comes. On a large network this is the bump in the curve after each restart. Some samples count twice, and a
 # bug that shows at step 90,000 cannot be had again.
 
 # %% bits-text [markdown]
 # ## The same run, to the bit
 #
-# What of a run has a state? Here are two functions of `job.py`, one after the other. Click a line that has a note, or
+# Which parts of a run have a state? Here are two functions of `job.py`, one after the other. Click a line that has a note, or
 # choose with the arrow keys:
 
 # %% bits-job
@@ -89,6 +78,16 @@ gpulab.annotated(inspect.getsource(job.build) + "\n" + inspect.getsource(job.bat
 
 # %% bits-predict
 pieces_guess = gpulab.predict("Of nine pieces, how many make no difference if left out?")
+
+# %% bits-folder
+import os
+import pathlib
+import shutil
+import tempfile
+
+here, folder = os.getcwd(), tempfile.TemporaryDirectory()
+shutil.copytree(programs, folder.name, dirs_exist_ok=True)
+os.chdir(folder.name)
 
 # %% bits-save
 import checkpoints
@@ -166,7 +165,7 @@ gpulab.turn.rest_of_epoch(batches)
 # power fails. (Nothing is killed here: the results are computed.)
 
 # %% files-predict
-question = "torch.save is killed over the last file: at what share of the moments is none whole?"
+question = "torch.save overwrites the only checkpoint and is killed: how often is none whole?"
 killed_guess = gpulab.predict(question, unit="%")
 
 # %% files-define
@@ -260,7 +259,7 @@ gpulab.turn.damage(damage)
 code = inspect.getsource(checkpoints.whole) + "\n" + inspect.getsource(checkpoints.newest)
 gpulab.annotated(code, {
     "read_bytes": "Outside of try: a disk that does not answer says nothing about the file.",
-    "testzip": "Compares the checksum of each part. Damage in the list of parts it may miss,",
+    "testzip": "Compares the checksum of each part. The list of the parts has none,",
     '"meta"': "so torch.load is asked too. No tensors: out of memory is a RuntimeError as well.",
     "except": "What damaged bytes raise, and no more.",
     "path.replace": "Set aside, not deleted: somebody may want to look.",
@@ -271,7 +270,7 @@ gpulab.annotated(code, {
 # %% tiers-text [markdown]
 # ### Where the file goes, and how large it is
 #
-# fp32 weights and AdamW's two averages are 12 bytes a parameter: 84 GB for 7B, 42 s at 2 GB/s (computed). Ask before the
+# fp32 weights and AdamW's two averages are 12 bytes a parameter: 84 GB for 7B, 42 s at 2 GB/s (computed). Check on the
 # first day whether three of them fit. A full disk raises an error in `save`, and the last good file stays.
 #
 # A spot machine's disk goes with it. So save to the local disk, which is fast, and copy the file to a **second tier**, a
@@ -332,7 +331,7 @@ print("exit code", process.wait(), "· wants to go on:", os.path.exists("noticed
 
 # %% notice-compare
 rest, alone = finish("noticed"), finish("alone")
-print(len(losses(before)), "steps, then", len(losses(rest)), "more")
+print(len(losses(before)) + len(losses(rest)), "steps made for 60")
 print("equal to the bit:", losses(before) | losses(rest) == losses(alone))
 
 # %% notice-explain [markdown]
@@ -342,8 +341,8 @@ print("equal to the bit:", losses(before) | losses(rest) == losses(alone))
 # %% ranks-text [markdown]
 # ## A rank dies, a node goes, a job is queued
 #
-# `torchrun` starts the ranks. With `--max-restarts=1` the death of one lets it end all and start all anew, once. What they
-# know then is in the last checkpoint. We kill rank 1, as the host's out-of-memory killer does. Then `torchrun` gets a
+# `torchrun` starts the ranks. If one dies, it ends all of them, and with `--max-restarts=1` it starts them again, once. All
+# that they know then is the last checkpoint. We kill rank 1, as the host's out-of-memory killer does. Then `torchrun` gets a
 # notice, and passes it on to the ranks.
 
 # %% ranks-run tags=["host-dependent"]
@@ -388,7 +387,7 @@ print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == 
 # The **rendezvous** is where they meet, also after a failure: a store on `node0`. If node0 dies, so does the store.
 #
 # **A run that hangs** is worse than one that dies: nobody is told. A rank that waits for a lost message, a dead file server or a
-# bad cable only stops. NCCL gives up after 10 minutes by default (lesson 12: `init_process_group(timeout=…)`, flight
+# bad cable just stops. NCCL gives up after 10 minutes by default (lesson 12: `init_process_group(timeout=…)`, flight
 # recorder). That timeout must be longer than a save, for which the other ranks wait. And a rank that
 # waits for a disk is not in a collective. So you need a **watchdog** outside of the job: if the log has not grown for longer
 # than the longest save or evaluation takes, it kills the job, and the restart does the rest.
@@ -450,7 +449,7 @@ interval_guess.compare(round(best), "virtual", because=why)
 #
 # 1. Move *Checkpoint every* to the best interval, then to half and twice of it.
 # 2. Set *Writing a checkpoint* to 5 s, as in the background. What is best now?
-# 3. Set *Interrupted every* to 1 h. From where on is spot, 65 % cheaper by the hour, no longer cheap?
+# 3. Set *Interrupted every* to 1 h. Up to which interval is spot, 65 % cheaper by the hour, still cheaper?
 
 # %% simulator
 gpulab.sim.spot()
@@ -468,7 +467,7 @@ for hours in (8, 2, 1):
     print(f"interrupted every {hours} h: {best:.0%}, if saved every 4 h {rare:.0%} (virtual)")
 
 # %% money-text [markdown]
-# And the whole? A dense transformer with $N$ parameters takes $2N$ operations a token forward and $4N$ backward. For $D$
+# And a whole training? A dense transformer with $N$ parameters takes $2N$ operations a token forward and $4N$ backward. For $D$
 # tokens that is $6ND$ (attention over long sequences comes on top; MFU: lesson 10). *Recorded*: Llama 2 with 6.74 billion parameters
 # and 2.0 trillion tokens took 184,320 hours of A100s. An A100 does at most 312 TFLOP/s in bf16.
 
