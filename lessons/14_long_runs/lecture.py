@@ -376,7 +376,8 @@ print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == 
 #
 # (With `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` each start has a new store of addresses. In the old one a new rank may find the
 # address of a dead one: `Connection refused`, pytorch#135712.)
-#
+
+# %% nodes-text [markdown]
 # On **two nodes** the same command runs on each, and both see the folder:
 #
 # ```
@@ -391,7 +392,8 @@ print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == 
 # recorder). That timeout must be longer than a save, for which the other ranks wait. And a rank that
 # waits for a disk is not in a collective. So you need a **watchdog** outside of the job: if the log has not grown for longer
 # than the longest save or evaluation takes, it kills the job, and the restart does the rest.
-#
+
+# %% slurm-text [markdown]
 # ### SLURM
 #
 # To try things, `salloc --nodes=1 --gpus=2 --time=1:00:00` takes an allocation, and `srun --pty bash` within it opens a
