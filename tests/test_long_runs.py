@@ -1,4 +1,4 @@
-"""The programs of lesson 14, as its cells write them: none of them loses a run. `make cluster` has the rest."""
+"""The programs of lesson 14: none of them loses a run. `make cluster` has the rest."""
 
 import errno
 import importlib.util

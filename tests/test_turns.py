@@ -8,10 +8,13 @@ import functools
 import logging
 import math
 import os
+import pickle
 import re
 import subprocess
 import time
 import traceback
+import zipfile
+import zlib
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -2616,6 +2619,93 @@ def leaves_the_rest_out(data, epoch, size, done):
 @wrong("rest_of_epoch", "None came back", "neither yield nor return")
 def forgets_to_yield(data, epoch, size, done):
     [data[rows] for rows in order_of(data, epoch).split(size)[done:]]
+
+
+@right("damage")
+def of_subclasses_alone():
+    return zlib.error, EOFError, ValueError, RuntimeError, zipfile.BadZipFile
+
+
+@right("damage")
+def as_a_list():
+    return [EOFError, RuntimeError, zipfile.BadZipFile, zlib.error]
+
+
+@wrong("damage", "OSError sets a file aside", "the bytes may be all right")
+def a_disk_too():
+    return zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, OSError
+
+
+@wrong("damage", "UnpicklingError sets a file aside", "what was saved")
+def a_refused_file_too():
+    return zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, pickle.UnpicklingError
+
+
+@wrong("damage", "PermissionError sets a file aside", "nobody has read the bytes")
+def a_forbidden_file_too():
+    return zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, PermissionError
+
+
+@wrong("damage", "KeyboardInterrupt sets a file aside", "Ctrl-C")
+def ctrl_c_too():
+    return zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, KeyboardInterrupt
+
+
+@wrong("damage", "BadZipFile is raised", "cut off")
+def what_pytorch_raises_alone():
+    return (RuntimeError,)
+
+
+@wrong("damage", "EOFError is raised", "ends too early")
+def not_the_end():
+    return zipfile.BadZipFile, zlib.error, RuntimeError
+
+
+@wrong("damage", "came back", "no texts")
+def their_names():
+    return "BadZipFile", "EOFError"
+
+
+@right("dollars")
+def by_hours(parameters, tokens, tflops, mfu, price):
+    hours = 6 * parameters * tokens / 3.6e15 / tflops / mfu
+    return price * hours
+
+
+@right("dollars")
+def forward_and_backward(parameters, tokens, tflops, mfu, price):
+    work = (2 + 4) * parameters * tokens
+    return float(work / (mfu * tflops * 10**12) * price / 60**2)
+
+
+@wrong("dollars", "lower MFU takes longer")
+def multiplies_by_the_share(parameters, tokens, tflops, mfu, price):
+    return 6 * parameters * tokens / (tflops * 1e12) * mfu / 3600 * price
+
+
+@wrong("dollars", "forward alone")
+def forward_alone(parameters, tokens, tflops, mfu, price):
+    return 2 * parameters * tokens / (tflops * 1e12 * mfu) / 3600 * price
+
+
+@wrong("dollars", "an hour has 3,600")
+def by_seconds(parameters, tokens, tflops, mfu, price):
+    return 6 * parameters * tokens / (tflops * 1e12 * mfu) * price
+
+
+@wrong("dollars", "each has its price")
+def forgets_the_price(parameters, tokens, tflops, mfu, price):
+    return 6 * parameters * tokens / (tflops * 1e12 * mfu) / 3600
+
+
+@wrong("dollars", "10¹² operations")
+def by_tflops_as_they_are(parameters, tokens, tflops, mfu, price):
+    return 6 * parameters * tokens / (tflops * mfu) / 3600 * price
+
+
+@wrong("dollars", "not a percentage")
+def mfu_in_percent(parameters, tokens, tflops, mfu, price):
+    return 6 * parameters * tokens / (tflops * 1e12 * mfu * 100) / 3600 * price
 
 
 @right("illness")

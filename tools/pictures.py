@@ -539,6 +539,34 @@ STRAGGLER = (
     "Rank 0 has computed early: its NCCL kernel starts, spins and sends. Rank 1 is late: its NCCL kernel only sends. "
     "Both end together."
 )
+SIGNALS = (
+    "Who passes a notice on. SLURM's signal before the limit goes through the shell's trap and srun to the ranks; "
+    "at pre-emption straight to them; torchrun passes it on; a shell as a container's first process does not."
+)
+
+
+def signals() -> Picture:
+    """A notice on its way to the process that trains: who sends it, and who must pass it on."""
+    rows = (
+        ("SLURM: limit", (("shell", "trap: kill $run", BLUE), ("srun", "to its tasks", BLUE)), "USR1"),
+        ("SLURM: preempts", (), "SIGTERM"),
+        ("torchrun", (("torchrun", "waits 30 s", BLUE),), "SIGTERM"),
+        ("Kubernetes", (("first process", "a shell keeps it", ORANGE),), "SIGTERM"),
+    )
+    body = []
+    for number, (who, between, name) in enumerate(rows):
+        y, x = 14 + 70 * number, 180.0
+        body.append(text(18, y + 31, who, weight="bold"))
+        for head, words, color in between:
+            body += [*_arrow(x, x + 78, y + 26, name, 3), *_box(x + 80, y, 136, head, words, color)]
+            x += 216
+        if between[-1:] and between[-1][2] == ORANGE:
+            body.append(text(x + 14, y + 31, "exec python train.py: Python is the first process", fill=MUTED))
+        else:
+            body += [*_arrow(x, 710, y + 26, name, 3), *_box(712, y, 130, "each rank", "takes note", GREEN)]
+    return Picture(860, 290, "A notice has to reach the process that trains", SIGNALS, tuple(body), 1)
+
+
 TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "host_and_gpu": host_and_gpu,
     "who_holds": who_holds,
@@ -559,6 +587,7 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "straggler": straggler,
     "dealing": dealing,
     "parted": parted,
+    "signals": signals,
 }
 
 

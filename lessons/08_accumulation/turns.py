@@ -140,7 +140,7 @@ def _norm(model: nn.Module, window: Window) -> float:
     """The norm of the window's gradient."""
     losses = [F.cross_entropy(model(x), y) for x, y in window]
     parts = torch.autograd.grad(sum(losses[1:], losses[0]) / len(window), list(model.parameters()))
-    return torch.cat([part.flatten() for part in parts]).norm().item()
+    return float(torch.cat([part.flatten() for part in parts]).norm().item())
 
 
 class _Scaler(torch.amp.GradScaler):
@@ -187,7 +187,7 @@ def _placed(model: nn.Module, window: Window, most: float, inside: Sequence[str]
 def _alike(got: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> bool:
     """Whether two updates move the weights alike: to a hundredth of the way."""
     way = (other - start).norm().item()
-    return (got - other).norm().item() <= 0.01 * way + 1e-9
+    return bool((got - other).norm().item() <= 0.01 * way + 1e-9)
 
 
 @turn("as many updates as the loop makes, short last batches and windows included: what T_max has to be")

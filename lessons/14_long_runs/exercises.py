@@ -341,6 +341,9 @@ with tempfile.TemporaryDirectory() as name:
 # also if it was its time anyway. A notice during save changes nothing of that: what is being saved is not saved again.
 # A second notice does nothing more.
 #
+# What it returns is for the caller, who leaves a file that says “again”, as `main` does in the lecture: as an exit code it
+# would not get through `torchrun`.
+#
 # When this function is left, the handler of SIGTERM is the one from before: also after an exception of `train_step` or
 # of save, or Ctrl-C, which reaches the caller, and nothing is saved after it.
 
@@ -408,9 +411,9 @@ print("and the code is", code)
 # %% interval-text [markdown]
 # ## 4 · Stretch: how often to save
 #
-# **Build** the interval between checkpoints that loses least, and the hours to ask for. **Why:** who saves too often pays
-# in checkpoints, who saves too seldom in work done twice; and a run on a hundred machines is interrupted a hundred times as
-# often as each of them.
+# **Build** the interval between checkpoints that loses least, and the hours to ask for. **Why:** save
+# too often, and you pay in checkpoints; save too rarely, and you pay in work done twice. And a run on a hundred machines is
+# interrupted a hundred times as often as each of them.
 #
 # 20 minutes · difficulty ●●○
 #

@@ -1,9 +1,13 @@
-"""Judges the turns of lesson 14: the rest of an epoch after an interruption, and a rule that names a run's problem."""
+"""Judges the turns of lesson 14: the rest of an epoch, what is damage, a training's price, what a run suffers from."""
 
 from __future__ import annotations
 
+import errno
 import math
+import pickle
 import random
+import zipfile
+import zlib
 from typing import Any
 
 import torch
@@ -95,6 +99,69 @@ def rest_of_epoch(answer: Any) -> None:
             expected=f"the samples of the {7 - done} batches that are left",
             likely="skip rows, before data[rows]",
         )
+
+
+_DAMAGED: dict[type[BaseException], str] = {
+    zipfile.BadZipFile: "the file does not end as a zip archive does: it is cut off, or empty",
+    zlib.error: "the bytes cannot be decompressed: some are wrong",
+    RuntimeError: "PytorchStreamReader has found the archive, and not what it lists",
+    EOFError: "the pickle in it ends too early",
+}
+_HEALTHY: dict[BaseException, str] = {
+    OSError(errno.ESTALE, "Stale file handle"): "the file server was away for a moment; the bytes may be all right",
+    PermissionError(errno.EACCES, "Permission denied"): "nobody has read the bytes",
+    pickle.UnpicklingError("Weights only load failed"): "the bytes are what was saved; this load does not accept them",
+    FileNotFoundError(errno.ENOENT, "No such file"): "there are no bytes",
+    MemoryError(): "the host was full; the bytes may be all right",
+    KeyboardInterrupt(): "somebody has pressed Ctrl-C",
+}
+
+
+@turn("damaged bytes are set aside, and everything else is raised")
+def damage(answer: Any) -> None:
+    """A function that returns the types of errors for `except`."""
+    got = answer()
+    types = got if isinstance(got, (tuple, list, set, frozenset)) else (got,)
+    if not all(isinstance(one, type) and issubclass(one, BaseException) for one in types):
+        raise NotYet(f"{brief(got)} came back", expected="types of errors", likely="types, as (EOFError,), no texts")
+    if tuple(types) == (Exception,):
+        raise AsGiven("every error sets the file aside, also that of a file server which is away")
+    for healthy, why in _HEALTHY.items():
+        if isinstance(healthy, tuple(types)):
+            told = f"{type(healthy).__name__} sets a file aside"
+            raise NotYet(told, expected="it is raised", likely=why)
+    for kind, why in _DAMAGED.items():
+        if not issubclass(kind, tuple(types)):
+            told = f"{kind.__name__} is raised, and the run does not start"
+            raise NotYet(told, expected="the file is set aside, and the one before is taken", likely=why)
+
+
+@turn("6ND over what the GPU does in a second; hours; dollars")
+def dollars(answer: Any) -> None:
+    """A function (parameters, tokens, tflops, mfu, price) that returns dollars."""
+    parameters, tokens = random.uniform(1e9, 70e9), random.uniform(0.1e12, 2e12)
+    tflops, mfu, price = random.choice([312.0, 989.0]), random.uniform(0.25, 0.55), random.uniform(1.5, 4.0)
+    got = answer(parameters, tokens, tflops, mfu, price)
+    if isinstance(got, bool) or not isinstance(got, (int, float)):
+        raise NotYet(f"{brief(got)} came back", expected="a number of dollars", likely="return …")
+    hours = 6 * parameters * tokens / (tflops * 1e12 * mfu) / 3600
+    right = hours * price
+    if math.isclose(got, right * mfu, rel_tol=1e-6):
+        raise AsGiven("it takes the GPU at its peak, which no training reaches")
+    likely = {
+        right * mfu**2: "a lower MFU takes longer: divide by it",
+        right / 3: "2ND is forward alone; backward takes twice as much",
+        right * 3600: "seconds: an hour has 3,600 of them",
+        right * 60: "minutes: 60 of them are an hour",
+        hours: "these are GPU-hours; each has its price",
+        right * 1e12: "tflops are 10¹² operations a second",
+        right / 100: "mfu is a share, such as 0.4, not a percentage",
+    }
+    if not math.isclose(got, right, rel_tol=1e-6):
+        known = [why for value, why in likely.items() if math.isclose(got, value, rel_tol=1e-6)]
+        job = f"{parameters / 1e9:.1f}B parameters, {tokens / 1e12:.2f}T tokens, {tflops:.0f} TFLOP/s at {mfu:.0%}"
+        told = f"${got:,.0f} for {job}, ${price:.2f} an hour"
+        raise NotYet(told, expected=f"${right:,.0f}", likely=known[0] if known else "6ND, tflops · 10¹², mfu, 3,600")
 
 
 Means = dict[str, float]

@@ -1,16 +1,17 @@
-"""The programs of lesson 14, as its cells write them, and the losses that they print."""
+"""The programs of lesson 14, and the losses that they print."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
-from contextlib import chdir
 from pathlib import Path
 
+import torch
 from courselib.patience import HANG_SECONDS
 
-LECTURE = Path(__file__).parents[2] / "lessons" / "14_long_runs" / "lecture.py"
-_MAGIC = re.compile(r"# %%writefile (-a )?(\S+)\n")
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "lessons" / "14_long_runs" / "programs"
 _LOSS = re.compile(r"^step (\d+): loss (\S+)$", re.MULTILINE)
 STEPS = 60  # of train.py, where nothing else is asked for
 
@@ -33,26 +34,21 @@ _NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def write_programs(folder: Path) -> None:
-    """What the lecture's cells write: checkpoints.py, train.py, train.sbatch."""
-    for cell in re.split(r"^# %% .*\n", LECTURE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-        if magic := _MAGIC.match(cell):
-            with open(folder / magic[2], "a" if magic[1] else "w", encoding="utf-8") as file:
-                file.write(cell[magic.end() :])
-        elif 'open("train.sbatch"' in cell:
-            with chdir(folder):
-                exec(cell, {})
+    """checkpoints.py, train.py, train.sbatch and what else the lecture copies."""
+    shutil.copytree(PROGRAMS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def environ(folder: Path, pause: int | None = None, **more: str) -> dict[str, str]:
     """For the programs in `folder`: this course's package, this Python, and the step after which to wait."""
-    path, root = [str(folder)], str(LECTURE.parents[2])
+    path, root = [str(folder)], str(ROOT)
     if pause is not None:
         (folder / "pause").mkdir()
         (folder / "pause" / "sitecustomize.py").write_text(_PAUSE)
         path, more = [str(folder / "pause"), *path], more | {"GPULAB_PAUSE": str(pause)}
     first = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     paths = {"PYTHONPATH": os.pathsep.join([*path, root])}
-    return {**os.environ, **first, **paths, "OMP_NUM_THREADS": "1", **_NEW_STORE, **more}
+    gpu = {} if torch.cuda.is_available() else {"GPULAB_GPU": "virtual:T4"}
+    return {**os.environ, **first, **paths, **gpu, "OMP_NUM_THREADS": "1", **_NEW_STORE, **more}
 
 
 def losses(printed: str) -> dict[int, str]:

@@ -57,6 +57,9 @@ class Job:
     def __init__(self, cluster: Cluster, folder, *options: str, pause: int | None = IN_THE_MIDDLE) -> None:
         folder.mkdir(exist_ok=True)
         write_programs(folder)
+        file = folder / "train.sbatch"
+        file.write_text(file.read_text().replace("#SBATCH --gpus-per-node=2\n", ""))  # this cluster has none
+        options = ("--cpus-per-task=1", "--signal=B:USR1@60", *options)
         self.cluster, self.folder = cluster, folder
         self.environ = environ(folder, pause) | {"SLURM_CONF": cluster.environ["SLURM_CONF"]}
         self.number = cluster.submit(*options, "train.sbatch", cwd=folder, env=self.environ)
@@ -104,7 +107,7 @@ def test_pre_empted_in_its_grace_time_it_saves_is_put_back_and_ends_with_the_sam
 def test_before_its_time_limit_it_saves_is_put_back_and_ends_with_the_same_losses(cluster, wanted, tmp_path):
     job = Job(cluster, tmp_path / "job", "--partition=long")
     job.wait_for_the_middle()
-    # The file asks for 60 s of notice; SLURM looks every 30 s, and sends when it may be late the next time.
+    # The job asks for 60 s of notice; SLURM looks every 30 s, and sends when it may be late the next time.
     cluster.run("scontrol", "update", f"JobId={job.number}", "EndTime=now+85")
     job.is_resumed_and_ends_as(wanted)
 
