@@ -2825,7 +2825,7 @@ def tera_twice(words_per_second, parameters, peak_tflops):
 
 
 @wrong("possible", "at 1.3 times the peak is called possible", "backward 4")
-def forward_alone(words_per_second, parameters, peak_tflops):
+def counts_forward_alone(words_per_second, parameters, peak_tflops):
     return 2 * parameters * words_per_second <= peak_tflops * 1e12
 
 
