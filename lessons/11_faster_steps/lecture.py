@@ -179,8 +179,7 @@ for job, batch in ((resnet, 2), (resnet, 128), (gpt, 2)):
     print(f"{job.__name__:<6} batch {batch:>3}: {eager:4.1f} ms → {replay:4.1f} ms, {eager / replay:.1f} × (virtual)")
 
 # %% launches-graph-explain [markdown]
-# Much where the host was the brake, nothing where it was not. (On a real GPU short gaps between kernels remain; the
-# model leaves them out.)
+# Much where the host was the brake, nothing where it was not. (On a real GPU short gaps between kernels remain.)
 #
 # The price: the step keeps its memory, since every address is fixed. Shapes never change. No Python runs, so there is
 # no `if` on a value, no `print`, no `.item()`. Dropout still draws new numbers in each replay: the GPU's generator is
@@ -396,7 +395,7 @@ with gpulab.without_gpu(), torch.no_grad(), torch._inductor.utils.fresh_cache():
 # the median became 1.61 times as fast; two became slower, one of them at 0.41 (recorded). In *training* the GPT-2 of
 # the opening gained 22 %.
 #
-# **Memory** can go either way. The compiler chooses what backward keeps, and what it computes again:
+# **Memory** can go either way. The compiler chooses what to keep for backward:
 
 # %% inductor-kept
 x, bias = torch.randn(2048, 1024, requires_grad=True), torch.randn(1024, requires_grad=True)
@@ -406,7 +405,7 @@ with gpulab.without_gpu():
         print(f"{name}:", gpulab.memory.activation_bytes(function, x, bias))
 
 # %% inductor-price [markdown]
-# Here it falls to a quarter. In the GPT-2 of the opening, reserved memory *rose* from 5.90 to 6.19 GiB (recorded).
+# Here a quarter is left. In the GPT-2 of the opening, reserved memory *rose* from 5.90 to 6.19 GiB (recorded).
 #
 # **The price**: seconds to minutes in every run (kernels are kept on disk, graphs are traced again) and with every
 # recompilation. A model of equal blocks starts sooner if you compile the *block*: after `for block in blocks:
@@ -462,7 +461,7 @@ gpulab.style.show(figure, alt="A histogram with a peak at 1, a hump to 1.5 and a
 
 # %% layout-explain [markdown]
 # The slowest model takes five times as long. The peak at 1 is mostly vision transformers, which have hardly a
-# convolution. Is that still so? Single layers, forward and backward, with PyTorch 2.11, on an H100 and an H200. Gain by
+# convolution. Is that still so? Single layers, forward and backward, PyTorch 2.11, on an H100 and an H200. Gain by
 # `channels_last` for 64 images of 256 channels and 56 × 56 pixels (recorded):
 #
 # | layer | fp32 | bf16 |
