@@ -2125,6 +2125,46 @@ def replays_for_nobody(graph, x, y, batches):
         graph.replay()
 
 
+@right("set_rate")
+def copies_a_tensor(optimizer, rate):
+    for group in optimizer.param_groups:
+        group["lr"].copy_(torch.tensor(rate))
+
+
+@right("set_rate")
+def zeroes_and_adds(optimizer, rate):
+    for tensor in [group["lr"] for group in optimizer.param_groups]:
+        tensor.zero_().add_(rate)
+
+
+@wrong("set_rate", "moves the groups by 1 and 1", "another tensor lies elsewhere")
+def makes_another_tensor(optimizer, rate):
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(rate, device="cuda")
+
+
+@wrong("set_rate", "moves the groups by 0.25 and 1", "a learning rate of its own")
+def fills_the_first_group(optimizer, rate):
+    optimizer.param_groups[0]["lr"].fill_(rate)
+
+
+@wrong("set_rate", "replays move by 0.25 and 0.125", "fill_, not mul_")
+def multiplies_the_rate(optimizer, rate):
+    for group in optimizer.param_groups:
+        group["lr"].mul_(rate)
+
+
+@wrong("set_rate", "the tensors are as they were")
+def fills_a_copy(optimizer, rate):
+    for group in optimizer.param_groups:
+        group["lr"].clone().fill_(rate)
+
+
+@wrong("set_rate", "the tensors are as they were")
+def sets_the_default(optimizer, rate):
+    optimizer.defaults["lr"] = rate
+
+
 @right("one_graph")
 def where_it_is_longer(x, limit):
     norm = x.norm()

@@ -92,8 +92,8 @@ gpulab.check.graphs_per_call(graphs_per_call)
 # </details>
 
 # %% graphs-try-text [markdown]
-# Your function on the four lengths, and on three that look innocent: a counter in a Python number, a scheduler's learning rate,
-# and `eval()` now and then.
+# Your function on the four lengths, and on four that look innocent: an int as an argument, a counter in the module, a
+# scheduler's learning rate, and `eval()` now and then.
 
 # %% graphs-try tags=["needs-answer"]
 def found(*cases, function=lambda x: x.softmax(0)):
@@ -101,11 +101,20 @@ def found(*cases, function=lambda x: x.softmax(0)):
         return graphs_per_call(function, cases)
 
 
+class Counter(nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
 x, layer = torch.ones(3), nn.Dropout(0.1)
 counts = found(*[(torch.ones(n),) for n in (5, 7, 1, 9)])
 lengths_guess.compare(sum(count > 0 for count in counts), "computed")
 print("lengths 5, 7, 1, 9:  ", counts)
-print("a counter, 0 to 5:   ", found(*[(x, n) for n in range(6)], function=lambda x, n: x * n))
+print("an int, 0 to 5:      ", found(*[(x, n) for n in range(6)], function=lambda x, n: x * n))
+print("in the module:       ", found(*[(x,)] * 6, function=Counter()))
 rates = [0.1 * 0.9**epoch for epoch in range(6)]
 print(
     "a rate, six epochs:  ",
@@ -237,7 +246,7 @@ print(kept, f"stay on this {where} (measured)")
 # ## 3 · Three times as fast
 #
 # **Build** a training step as a CUDA graph. **Why:** where a step waits for launches, nothing else brings as much; and
-# it is easy to make a graph that trains on the wrong batch, from the wrong weights, or with the wrong moments.
+# it is easy to make a graph that trains on the wrong batch, from the wrong weights, or at a learning rate of long ago.
 #
 # 25 minutes · difficulty ●●●
 #
@@ -258,14 +267,17 @@ print(kept, f"stay on this {where} (measured)")
 # is returned (moments that did not exist may exist, and be zero). Streams that use the same tensors wait for each
 # other. A batch of another shape is trained as well, at whatever speed. A loss that was returned stays what it was in
 # later steps. The batches are not changed.
+#
+# A learning rate that is changed between two steps holds from the next step on. It is changed as PyTorch's schedulers do
+# it: `fill_` where it is a tensor, else a new number in `optimizer.param_groups`.
 
 # %% graphed_step tags=["solution"]
 def graphed_step(model, optimizer, x, y):
     """A training step in a third of the time or less: a function step(x, y) that trains on a
     batch and returns its loss.
     """
-    # TODO: a plain step; what to keep, warm up, put back; the capture; and
-    # the function that feeds it
+    # TODO: a plain step; what to keep, warm up, put back; the learning rate;
+    # the capture; and the function that feeds it
     ### BEGIN SOLUTION
     def plain(x, y):
         optimizer.zero_grad()
@@ -278,6 +290,8 @@ def graphed_step(model, optimizer, x, y):
         moments = [value for state in optimizer.state.values() for value in state.values()]
         return [*model.parameters(), *model.buffers(), *moments]
 
+    for group in optimizer.param_groups:
+        group["lr"] = torch.as_tensor(group["lr"], device=x.device)
     before = {value: value.detach().clone() for value in all_that_trains()}
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -326,7 +340,8 @@ gpulab.check.graphed_step(graphed_step)
 # <details><summary>Hint 3</summary>
 #
 # The graph has its own x and y; each step copies the batch in, replays, and returns a *clone* of the loss. Compare
-# `x.shape` with that of the graph's own x before you copy.
+# `x.shape` with that of the graph's own x before you copy. A learning rate that is a number is frozen by the capture:
+# make it a tensor on the GPU before.
 #
 # </details>
 

@@ -1,4 +1,4 @@
-"""Judges the turns of lesson 11: replays on fixed addresses, a function in one graph, and when compiling pays."""
+"""Judges the turns of lesson 11: what a graph freezes, a function in one graph, and when compiling pays."""
 
 from __future__ import annotations
 
@@ -67,6 +67,53 @@ def _tensors(got: Any) -> list[torch.Tensor] | None:
 
 def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@turn("the next replay steps with the new rate, for all groups")
+def set_rate(answer: Any) -> None:
+    """A function (optimizer, rate) that sets the learning rate of a captured step: those of all groups are tensors."""
+    with warnings.catch_warnings(), VirtualGPU("T4"):
+        warnings.simplefilter("ignore")
+        weights = [torch.nn.Parameter(torch.zeros(3, device="cuda")) for _ in range(2)]
+        rates = [torch.tensor(1.0, device="cuda") for _ in weights]
+        groups = [{"params": [weight], "lr": rate} for weight, rate in zip(weights, rates, strict=True)]
+        optimizer = torch.optim.SGD(groups, fused=True)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            sum(weight.sum() for weight in weights).backward()  # type: ignore[union-attr]
+            optimizer.step()
+
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        moves = []
+        for rate in (0.25, 0.5):
+            answer(optimizer, rate)
+            before = [weight.detach().clone() for weight in weights]
+            graph.replay()
+            moves.append([float((old - new).mean()) for old, new in zip(before, weights, strict=True)])
+        kept = all(group["lr"] is rate for group, rate in zip(optimizer.param_groups, rates, strict=True))
+        number = not all(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups)
+    if all(_about(move, rate) for pair, rate in zip(moves, (0.25, 0.5), strict=True) for move in pair):
+        return
+    seen = f"set to 0.25, a replay moves the groups by {moves[0][0]:g} and {moves[0][1]:g}"
+    expected = "0.25 and 0.25"
+    if all(_about(move, 1.0) for pair in moves for move in pair):
+        if number:
+            raise AsGiven(f"{seen}: the graph reads its tensor, and the group has a number now")
+        if kept:
+            raise NotYet(seen, expected=expected, likely="the tensors are as they were: fill_ each with the rate")
+        likely = "another tensor lies elsewhere, and the graph reads the first one: fill_ it in place"
+        raise NotYet(seen, expected=expected, likely=likely)
+    if all(_about(move, rate) for pair, rate in zip(moves, (0.25, 0.125), strict=True) for move in pair):
+        seen = f"set to 0.25 and then to 0.5, replays move by {moves[0][0]:g} and {moves[1][0]:g}"
+        raise NotYet(seen, expected="0.25, then 0.5", likely="the rate is the new value, not a factor: fill_, not mul_")
+    if all(_about(pair[0], rate) or _about(pair[1], rate) for pair, rate in zip(moves, (0.25, 0.5), strict=True)):
+        likely = "each group of optimizer.param_groups has a learning rate of its own"
+        raise NotYet(seen, expected=expected, likely=likely)
+    raise NotYet(seen, expected=expected, likely='group["lr"].fill_(rate), for each group')
 
 
 @turn("one graph, and the same results")

@@ -17,6 +17,10 @@ PUT_BACK = (
     "            else:\n                value.zero_()"
 )
 CAPTURED = "        own_loss = plain(own_x, own_y)"
+RATES = (
+    '    for group in optimizer.param_groups:\n'
+    '        group["lr"] = torch.as_tensor(group["lr"], device=x.device)\n'
+)
 WITHOUT_STEP = (
     "        optimizer.zero_grad()\n        own_loss = F.cross_entropy(model(own_x), own_y)\n"
     "        own_loss.backward()\n        own_loss = own_loss.detach()"
@@ -38,6 +42,9 @@ def a_graph_for_each_shape(model, optimizer, x, y):
         return loss
 
     def capture(x, y):
+        for group in optimizer.param_groups:
+            if not isinstance(group["lr"], torch.Tensor):
+                group["lr"] = torch.tensor(group["lr"], device="cuda")
         weights = {k: v.clone() for k, v in model.state_dict().items()}
         moments = copy.deepcopy([optimizer.state.get(p) for p in model.parameters()])
         torch.cuda.synchronize()
@@ -156,4 +163,8 @@ BANK.mistakes(
      "own_loss = plain(own_x, own_y)\n        own_x.copy_(x)\n")),
     ("the model is put into eval()", "a step trains: BatchNorm has to use the batch's own numbers",
      change("    before = {", "    model.eval()\n    before = {")),
+    ("the learning rate is frozen at what it was in the capture",
+     "a number goes into the launches once: make each group's lr a tensor on the GPU, before the capture",
+     change(RATES, ""),
+     (change(RATES, ""), change("    def step(x, y):", f"{RATES}    def step(x, y):"))),
 )  # fmt: skip

@@ -31,6 +31,7 @@ ONE = "what a batch of one sample raises, which BatchNorm refuses"
 TRAINED = ("parameters", "buffers", "moments and counts")
 MADE, AFTER = "{} when the step is made", "{} after the steps"
 LAUNCHES = "Fewer launches"
+RATE = "a step at a learning rate of 0 moves the parameters"
 CLAUSES = [
     Clause(quote, facts, summary, rule, read)
     for facts, quote, summary, rule, read in (
@@ -50,6 +51,9 @@ CLAUSES = [
          LAUNCHES),
         ([KEPT], "stays what it was in later steps", "a loss changes later", "each replay writes there: clone",
          LAUNCHES),
+        ([RATE], "A learning rate that is changed between two steps holds from the next step on",
+         "the learning rate of the capture stays", "a replay repeats a number: make each group's lr a tensor before it",
+         "What else is frozen"),
         ([FAST], "at most a third of the time", "it is not three times as fast", "", "Common mistakes"),
     )
 ]  # fmt: skip
@@ -144,6 +148,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
                 seen["seconds"] = took(gpu, lambda: step(*rest[0]))
             if scene.norm == "BatchNorm":
                 seen["of one"] = raised(lambda: step(small[0][0][:1], small[0][1][:1]))
+            seen["at rate 0"] = moves_at_rate_zero(model, optimizer, lambda: step(*rest[0]))
             return step
 
         trained = {"model": ANYTHING, "optimizer": ANYTHING}
@@ -175,6 +180,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
                 facts.add(AFTER.format(name), seen["after"][name], Near(true[name], within))
         if facts.hold() and scene.norm == "BatchNorm":
             facts.add(ONE, seen["of one"], "ValueError")
+        if facts.hold():
+            facts.add(RATE, seen["at rate 0"], False)
         if None not in losses:
             facts.add(KEPT, sum(float(one) != loss for one, loss in zip(returned, losses, strict=True)), 0)
         if timed and facts.hold():
@@ -191,6 +198,18 @@ def took(gpu: Any, function: Callable[[], Any], calls: int = 2) -> float:
         function()
     torch.cuda.synchronize()
     return float(gpu.clock.host - begin)
+
+
+def moves_at_rate_zero(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> bool:
+    """Set the learning rate as PyTorch's schedulers do, make a step, and tell whether it moves a parameter."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(0.0)
+        else:
+            group["lr"] = 0.0
+    before = [p.detach().clone() for p in model.parameters()]
+    step()
+    return not all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
 def raised(function: Callable[[], Any]) -> str:
