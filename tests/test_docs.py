@@ -255,7 +255,7 @@ IN_PART = {
         {"autocast": "16 bits"},
     ),
     "gpulab run": (
-        ("virtualgpu/running/hints.py", "def _out_of_memory", "def _room"),
+        ("virtualgpu/running/hints.py", "def _out_of_memory", "def _reserve"),
         {"expandable segments": "expandable_segments", "several gpus": "smallest gpu of the table"},
     ),
     "15": (("lessons/15_capstone/lecture.py", "**It does not fit:**", "**It is slow:**"), {}),

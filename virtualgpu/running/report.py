@@ -14,7 +14,7 @@ from ..readings.source import Numbers
 from .source_lines import Line
 from .target import Ending
 
-FORMAT = "gpulab run, 1"
+FORMAT = "gpulab run, 2"  # docs/virtual_gpu.md says what is in it
 
 
 @dataclass(frozen=True)
@@ -250,9 +250,10 @@ def ran_out(report: Report) -> bool:
     return report.ending.out_of_memory
 
 
-def as_json(report: Report, hints: tuple[str, ...]) -> dict[str, Any]:
-    """Return the report for JSON, with the hints that were shown."""
-    return {"format": FORMAT, **dataclasses.asdict(report), "scaling": report.scaling, "hints": list(hints)}
+def as_json(report: Report, verdict: str, hints: tuple[str, ...]) -> dict[str, Any]:
+    """Return the report for JSON, with the sentences that were shown."""
+    sentences = {"verdict": verdict, "hints": list(hints)}
+    return {"format": FORMAT, **dataclasses.asdict(report), "scaling": report.scaling, **sentences}
 
 
 def json_path(path: str, rank: int | None) -> Path:

@@ -35,6 +35,7 @@ from .report import Alone, Gpu, Report, as_json, json_path
 from .source_lines import Line, SourceLines
 from .steps import StepMarks
 from .target import Ending, Target, execute
+from .verdict import verdict
 from .wall_clock_calls import WallClockCalls
 
 _SPANS = 100_000  # of the clock's record: it covers the last steps of a run of any length
@@ -111,7 +112,7 @@ class Session:
         self._done = True
         report = self.report()
         found = hints.hints(report)
-        written = json.dumps(as_json(report, found), indent=2) + "\n"
+        written = json.dumps(as_json(report, verdict(report), found), indent=2) + "\n"
         if isinstance(self._json_to, Path):
             self._json_to.write_text(written, encoding="utf-8")
         _write(sys.stdout, written if self._json_to == "-" else "")
