@@ -26,6 +26,36 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Tensors:
+    """`count` tensors alike, each of `nbytes`: made by an operation, at a line, in a module (the first of them)."""
+
+    nbytes: int
+    count: int
+    shape: tuple[int, ...] | None
+    dtype: str
+    operation: str
+    module: str
+    line: Line | None
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """What `allocated` bytes were at a moment: bytes by category, the largest first, and the largest tensors.
+
+    `step` counts the steps of an optimizer, from 1; `phase` is "load", "forward", "backward", "optimizer" or
+    "evaluation", in which an `operation` of a `module` then ran; "" where that is not known.
+    """
+
+    step: int
+    phase: str
+    operation: str
+    module: str
+    allocated: int
+    categories: tuple[tuple[str, int], ...]
+    largest: tuple[Tensors, ...]
+
+
+@dataclass(frozen=True)
 class Tried:
     """Memory in bytes that a run out of memory would have needed: its allocations, tried in other allocators.
 
@@ -59,6 +89,7 @@ class Shortage:
     line: Line | None
     shares: tuple[Share, ...]
     tried: Tried | None = None
+    breakdown: Breakdown | None = None
 
     @property
     def missing(self) -> int:
@@ -77,7 +108,7 @@ class Memory:
 
     `peak_used` is the driver's: PyTorch's reserve and the context (None where it was not watched). `peak_line` is the
     line at which allocated memory peaked, `peak_shares` the lines that had allocated it; `recomputed` are the bytes of
-    it that backward had recomputed for checkpoints. `categories` breaks the memory down at the peak of a third step.
+    it that backward had recomputed for checkpoints. `breakdown` is of a peak at most 1 % lower, in an earlier step.
     """
 
     total: int
@@ -91,7 +122,7 @@ class Memory:
     peak_line: Line | None = None
     peak_shares: tuple[Share, ...] = ()
     recomputed: int = 0
-    categories: tuple[tuple[str, int], ...] = ()
+    breakdown: Breakdown | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable
 
 from ..units import duration, mib, with_prefix
-from .report import Gpu, Memory, Report, Share, Steps, ran_out
+from .report import Breakdown, Gpu, Report, Share, Steps, Tensors, ran_out
 from .verdict import verdict
 
 WIDTH = 80
@@ -75,23 +75,41 @@ def _on(report: Report, gpu: Gpu) -> str:
 
 def _memory(report: Report, gpu: Gpu, *, holders: bool) -> Rows:
     memory, short = gpu.memory, gpu.shortage
-    text = f"{_on(report, gpu)}{mib(memory.peak_allocated)} allocated, {mib(memory.peak_reserved)} reserved, "
-    context = "" if memory.peak_used is None else f"{mib(memory.peak_used)} with the context, "
-    rows = [("peak", f"{text}{context}of {mib(memory.total)}")]
+    reserved, total = (mib(nbytes).removesuffix(" MiB") for nbytes in (memory.peak_reserved, memory.total))
+    used = "" if memory.peak_used is None else ", " + mib(memory.peak_used).removesuffix(" MiB")
+    text = f"{mib(memory.peak_allocated)} allocated, {reserved} reserved{used} of {total}{' used' if used else ''}"
+    rows = [("peak", _on(report, gpu) + text)]
     if short is not None:
         asked = f"{mib(short.requested)}, of which {mib(short.missing)} were missing"
         rows.append(("ran out" if ran_out(report) else "ran out last", f"asked for {asked}"))
         rows.append(("asked at", _cut(f"{short.line}" if short.line else "PyTorch's own")))
-        rows += _shares("held then by", short.shares, short.allocated)
+        rows += _reached(report, short.breakdown) + _shares("held then by", short.shares, short.allocated)
     elif holders:
+        rows += _reached(report, memory.breakdown)
         rows += [] if memory.peak_line is None else [("reached at", _cut(str(memory.peak_line)))]
         rows += _shares("held by", memory.peak_shares, memory.peak_allocated)
-    return rows + (_categories(memory) if holders else [])
+    found = memory.breakdown if short is None else short.breakdown
+    if found is None or not holders:
+        return rows
+    parts = [f"{name.replace('_', ' ')} {mib(nbytes)}" for name, nbytes in found.categories if nbytes]
+    rows.append(("categories", ", ".join(parts)))
+    return rows + [("" if at else "largest", _tensors(each)) for at, each in enumerate(found.largest)]
 
 
-def _categories(memory: Memory) -> Rows:
-    parts = [f"{name.replace('_', ' ')} {mib(nbytes)}" for name, nbytes in memory.categories]
-    return [("in third step", ", ".join(parts))] if parts else []
+def _reached(report: Report, found: Breakdown | None) -> Rows:
+    if found is None or not found.phase:
+        return []
+    step = f" of step {found.step}" if report.steps and found.phase != "load" else ""
+    by = " in ".join(filter(None, (found.operation, found.module)))
+    return [("in", _cut(f"{found.phase}{step}" + (f": {by}" if by else "")))]
+
+
+def _tensors(each: Tensors) -> str:
+    several = f"{each.count} x " if each.count > 1 else ""
+    shape = "" if each.shape is None else f"{each.dtype} {'x'.join(map(str, each.shape)) or 'scalar'}  "
+    by = each.module + (", …" if each.count > 1 else "") if each.module else each.operation
+    line = f", {each.line.file}:{each.line.line}" if each.line and not each.module else ""
+    return _cut(f"{several + mib(each.nbytes):>12}  {shape}{by}{line}")
 
 
 def _shares(label: str, shares: tuple[Share, ...], total: int) -> Rows:

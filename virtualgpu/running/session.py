@@ -228,7 +228,7 @@ class Session:
             self._undo.callback(setattr, VirtualGPU, name, before)
 
     def _see_scope(self, gpu: VirtualGPU) -> None:
-        watches = [MemoryWatch(device, self._places, self._backwards) for device in gpu.devices]
+        watches = [MemoryWatch(device, self._places, self._backwards, breaks_down=True) for device in gpu.devices]
         overrun = Overrun(gpu, watches)
         self._overruns.append(overrun)
         self._undo.callback(overrun.dismiss)

@@ -29,7 +29,7 @@ def test_the_report_says_what_goes_between_the_ranks(tmp_path, more):
     assert between["nbytes"] >= WEIGHTS
     assert 0 < between["exposed"] <= between["seconds"] < steps["median"]
     (gpu,) = [gpu for gpu in report["gpus"] if gpu["memory"]["peak_allocated"]]
-    categories = dict(gpu["memory"]["categories"])
+    categories = dict(gpu["memory"]["breakdown"]["categories"])
     for name in ("weights", "gradients", "optimizer_state", "communication"):
         assert categories[name] == pytest.approx(WEIGHTS, rel=0.001)
 

@@ -8,6 +8,7 @@ import pytest
 from virtualgpu.running.hints import hints
 from virtualgpu.running.report import (
     Between,
+    Breakdown,
     Gpu,
     GpuTime,
     Memory,
@@ -15,6 +16,7 @@ from virtualgpu.running.report import (
     Share,
     Shortage,
     Steps,
+    Tensors,
     Tried,
     as_json,
     json_path,
@@ -52,8 +54,7 @@ def test_the_text_of_a_plain_run():
         "gpulab run: train.py on a virtual T4",
         "Verdict: fits on a T4 with 13,795 MiB to spare (91%)",
         "Memory (virtual)",
-        "  peak            900.0 MiB allocated, 1,000 MiB reserved, 1,300 MiB with the",
-        "                  context, of 15,095 MiB",
+        "  peak            900.0 MiB allocated, 1,000 reserved, 1,300 of 15,095 used",
         "  reached at      train.py:12  loss.backward()",
         "  held by            600.0 MiB  train.py:12  loss.backward()",
         "                     250.0 MiB  train.py:9  out = model(x)",
@@ -151,7 +152,9 @@ def test_the_end_is_told(ending, says):
 @pytest.mark.parametrize("gpu", ["T4", "RTXPRO6000-MAXQ", "A100-80"])
 def test_no_line_is_longer_than_the_screen(gpu):
     long = Line("a/very/long/path/" * 4 + "train.py", 12, "loss = " + "model(x).sum() + " * 20)
-    memory = replace(MEMORY, peak_line=long, peak_shares=(Share(long, 600 * MiB),), categories=(("weights", MiB),) * 9)
+    each = Tensors(MiB, 3, (1024,) * 9, "float32", "native_batch_norm", "layer" * 9, long)
+    found = Breakdown(2, "backward", "convolution", "layer" * 20, MiB, (("weights", MiB),) * 9, (each,) * 5)
+    memory = replace(MEMORY, peak_line=long, peak_shares=(Share(long, 600 * MiB),), breakdown=found)
     report = replace(
         short(replace(SHORT, line=long, shares=(Share(long, 9 * GiB),))), gpu=gpu, name="long" * 40, rank=3,
         world_size=64, imagined=True, steps=(STEPS,) * 5, ended_at=long, waits_in="all_reduce " * 20,
