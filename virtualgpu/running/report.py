@@ -152,6 +152,11 @@ class GpuTime:
     flop_seconds: float
     source: str
 
+    @property
+    def launching(self) -> float:
+        """The seconds that the host spent on launches."""
+        return self.launch * self.kernels
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -165,6 +170,9 @@ class Steps:
     step to the last; loading is timed on this machine, whatever the GPU; None without a DataLoader. `python` are the
     seconds of a step outside PyTorch's calls, including loading without workers (on this machine; None where the clock
     leaves them out).
+
+    `parts` are the median seconds of a step on the GPU's clock in "forward" (with all that has no name), "backward" and
+    "optimizer"; `samples` and `tokens` those of the loader's batches per second, where their form tells.
     """
 
     optimizer: str
@@ -180,6 +188,9 @@ class Steps:
     waited: float | None = None
     waited_share: float | None = None
     between: Between | None = None
+    parts: tuple[tuple[str, float], ...] = ()
+    samples: float | None = None
+    tokens: float | None = None
 
 
 @dataclass(frozen=True)

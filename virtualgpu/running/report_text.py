@@ -15,6 +15,11 @@ _SHARES = 3
 _OPTIMIZERS = 3
 _LATE = 0.01  # of the time in collectives: shorter waits for other ranks are not shown
 Rows = list[tuple[str, str]]
+# Of steps recorded or published, the median error of the predicted time: docs/accuracy.md.
+OFF = {
+    "H100": "25%", "H200": "50%", "A100-80": "19%", "A100-40": "20%", "V100-16": "10%", "L40S": "13%",
+    "RTX3090": "9%", "RTX4090": "8%", "RTX5090": "8%", "RTXPRO6000-MAXQ": "20%",
+}  # fmt: skip
 
 
 def as_text(report: Report, hints: Iterable[str]) -> str:
@@ -125,7 +130,8 @@ def _shares(label: str, shares: tuple[Share, ...], total: int) -> Rows:
 
 
 def _rates(report: Report) -> str:
-    return next((f", {gpu.time.source}" for gpu in report.used if gpu.time), "")
+    source = next((gpu.time.source for gpu in report.used if gpu.time), "")
+    return (f", {source}" if source else "") + (f"; off by {OFF[report.gpu]}" if report.gpu in OFF else "")
 
 
 def _time(report: Report, gpu: Gpu) -> Rows:
@@ -134,7 +140,8 @@ def _time(report: Report, gpu: Gpu) -> Rows:
         return []
     share = f", {time.busy / time.elapsed:.0%} of {duration(time.elapsed)}" if time.elapsed else ""
     kernels = f"{time.kernels:,} kernel{'s' * (time.kernels > 1)}"
-    text = f"{_on(report, gpu)}{duration(time.busy)} in {kernels}{share}"
+    bound = ", launch-bound" if time.launching > time.busy else ", not launch-bound"
+    text = f"{_on(report, gpu)}{duration(time.busy)} in {kernels}{share}{bound}"
     rate = f"{with_prefix(time.flops / time.flop_seconds)}FLOP/s in matrix products" if time.flop_seconds else ""
     return [("GPU busy", text), *([("", rate)] if rate else [])]
 
@@ -145,7 +152,22 @@ def _steps(report: Report, steps: Steps, *, first: bool) -> Rows:
         text += f", every {duration(steps.median)}"
     if steps.host_median is not None:
         text += f", {duration(steps.host_median)} here (measured)"
-    return [("steps" if first else "", text), *(_waited(steps) + _between(report, steps) if first else [])]
+    more = _parts(steps) + _waited(steps) + _between(report, steps) if first else []
+    return [("steps" if first else "", text), *more]
+
+
+def _parts(steps: Steps) -> Rows:
+    """Show where the time of a step goes, and what it processes."""
+    if not steps.median or not sum(seconds for _, seconds in steps.parts):
+        return []
+    data = min(steps.waited or 0.0, dict(steps.parts)["forward"])  # the GPU has nothing to do then: in forward
+    parts = {"data": data, **dict(steps.parts)}
+    parts["forward"] -= data
+    rows = [("a step", ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds))]
+    if steps.between is not None and steps.between.exposed:
+        rows[0] = ("a step", f"{rows[0][1]}; of it other ranks {duration(steps.between.exposed)}")
+    rates = [f"{rate:,.0f} {name}" for rate, name in ((steps.samples, "samples"), (steps.tokens, "tokens")) if rate]
+    return rows + ([("a second", ", ".join(rates))] if rates else [])
 
 
 def _waited(steps: Steps) -> Rows:

@@ -93,6 +93,7 @@ class Session:
         undo.callback(waits.end)
         self._steps = StepMarks(self._meter, self._stepped, waits)
         undo.callback(self._steps.end)
+        self._backwards.passing = self._steps.backward
         children = ChildProcesses(recipe, self._forget)
         undo.callback(children.end)
         self._take_sigterm()

@@ -1,7 +1,9 @@
 """The report's text and hints, from reports that are made here."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,7 @@ from virtualgpu.running.report import (
     as_json,
     json_path,
 )
-from virtualgpu.running.report_text import as_text
+from virtualgpu.running.report_text import OFF, as_text
 from virtualgpu.running.source_lines import Line
 from virtualgpu.running.target import Ending
 from virtualgpu.units import duration, with_prefix
@@ -60,7 +62,7 @@ def test_the_text_of_a_plain_run():
         "                     250.0 MiB  train.py:9  out = model(x)",
         "                      50.0 MiB  other lines",
         "Speed (virtual, published rates)",
-        "  GPU busy        3.00 s in 30,000 kernels, 75% of 4.00 s",
+        "  GPU busy        3.00 s in 30,000 kernels, 75% of 4.00 s, not launch-bound",
         "                  4.00 TFLOP/s in matrix products",
         "  steps           20 of AdamW (1.20 M parameters, cuda:0), every 200 ms, 1.50 s",
         "                  here (measured)",
@@ -96,6 +98,40 @@ def test_waiting_for_data_is_this_machines_whatever_the_gpu():
     assert any("waits 41% for data. The same loop with one batch" in found for found in hints(unknown))
     little = replace(real, steps=(replace(STEPS, waited=0.001, waited_share=0.05),))
     assert hints(little) == hints(replace(REPORT, gpu="NVIDIA H200", numbers="measured"))
+
+
+def test_a_step_is_split_and_has_its_rates():
+    split = replace(
+        STEPS, parts=(("forward", 0.06), ("backward", 0.11), ("optimizer", 0.01)), waited=0.02, waited_share=0.1,
+        samples=320.4, between=Between(2, 0.010, 0.006, 3.0, 5 * MiB),
+    )  # fmt: skip
+    text = " ".join(as_text(replace(REPORT, steps=(split,)), ()).split())
+    parts = "data 20.0 ms, forward 40.0 ms, backward 110 ms, optimizer 10.0 ms; of it other ranks 6.00 ms"
+    assert f"a step {parts} a second 320 samples waited" in text
+    tokens = " ".join(as_text(replace(REPORT, steps=(replace(split, tokens=12_345.6),)), ()).split())
+    assert "a second 320 samples, 12,346 tokens" in tokens
+    assert "a second" not in as_text(REPORT, ())
+
+
+def test_a_loop_of_short_kernels_is_launch_bound():
+    short = replace(TIME, busy=0.1)
+    text = as_text(replace(REPORT, gpus=(replace(REPORT.gpus[0], time=short),)), ())
+    assert "2% of 4.00 s, launch-bound" in text
+
+
+def test_how_far_off_a_time_may_be_is_what_the_document_says():
+    text = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    recorded = re.findall(r"^- step time, \d+ steps: median ([\d.]+) %", text, re.MULTILINE)
+    found = dict(zip(("H100", "H200"), (f"{float(error):.0f}%" for error in recorded), strict=True))
+    for gpu, row in (
+        ("A100-80", "NVIDIA DLE, A100-80"), ("A100-40", "rasbt gpt2 by hand, A100-40"),
+        ("V100-16", "NVIDIA DLE, V100-16"), ("L40S", "HF SDPA tables, L40S"),
+        ("RTX3090", "train-amp-nhwc-pt112-cu113-rtx3090"), ("RTX4090", "infer-amp-nhwc-pt240-cu124-rtx4090"),
+        ("RTX5090", "infer-amp-nchw-pt291-cu130-5090"), ("RTXPRO6000-MAXQ", "infer-amp-nchw-pt291-cu130-pro6000maxq"),
+    ):  # fmt: skip
+        found[gpu] = re.search(rf"^\| {re.escape(row)} \| \d+ \| [^|]+ \| (\d+) % \|", text, re.MULTILINE)[1] + "%"
+    assert found == OFF
+    assert "Speed (virtual, published rates; off by 19%)" in as_text(replace(REPORT, gpu="A100-80"), ())
 
 
 def test_what_goes_between_ranks_says_what_is_waiting():
