@@ -175,18 +175,20 @@ BYTES_IN_FLIGHT = (
     "Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 673 kB, "
     "the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB."
 )
+
+
 def zero_stages() -> Picture:
     """What one of 8 ranks holds of a model under DDP and the stages of ZeRO, by kind, with fp32 weights."""
     rows = (("DDP", "4, 4, 8", 4, 4, 8), ("ZeRO-1", "4, 4, 1", 4, 4, 1), ("ZeRO-2", "4, ½, 1", 4, 0.5, 1))
     body = []
     for i, (name, bytes_, *parts) in enumerate((*rows, ("ZeRO-3, FSDP", "½, ½, 1", 0.5, 0.5, 1))):
-        y, x, per_byte = 34 + 42 * i, 150.0, 36
+        y, x, per_byte = 34 + 42 * i, 180.0, 32
         body.append(text(18, y + 21, name, size=HEAD, weight="bold"))
         for part, colour in zip(parts, (BLUE, ORANGE, GREEN), strict=True):
             body.append(bar(x, y, part * per_byte, 30, fill=colour))
             x += part * per_byte
         body.append(text(x + 10, y + 21, f"{bytes_}: {sum(parts):g} bytes"))
-    for x, words, colour in ((150, "weights", BLUE), (260, "gradients", ORANGE), (380, "Adam's state", GREEN)):
+    for x, words, colour in ((180, "weights", BLUE), (290, "gradients", ORANGE), (410, "Adam's state", GREEN)):
         body += [bar(x, 8, 14, 14, fill=colour), text(x + 20, 20, words)]
     return Picture(860, 210, "Each stage cuts one part more", ZERO_STAGES, tuple(body), 1)
 
