@@ -1888,7 +1888,7 @@ def forgets_the_angles(model, weights):
     set_from_rank_0(model, weights)
 
 
-@wrong("filled_from_rank_0", "rank 1, which has no weights", "broadcast_from_rank0=True")
+@wrong("filled_from_rank_0", "rank 0 sends nothing", "broadcast_from_rank0=True")
 def each_its_own(model, weights):
     model.to_empty(device="cuda")
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))

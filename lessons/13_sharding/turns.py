@@ -109,50 +109,52 @@ def filled_from_rank_0(answer: Any) -> None:
     for tensor in whole.state_dict().values():
         if tensor.is_floating_point():
             tensor.uniform_(1, 2)
-    for rank in (0, 1):
-        with warnings.catch_warnings(), VirtualGPU("T4", ranks=RANKS, rank=rank):
-            warnings.simplefilter("ignore")
-            dist.init_process_group("nccl")
-            try:
-                with torch.device("meta"):
-                    model = _WithAngles()
-                fully_shard(model)
-                _filled(answer, model, whole, rank)
-            finally:
-                dist.destroy_process_group()
-                gc.collect()
+    with warnings.catch_warnings(), VirtualGPU("T4", ranks=RANKS) as gpu:
+        warnings.simplefilter("ignore")
+        dist.init_process_group("nccl")
+        try:
+            with torch.device("meta"):
+                model = _WithAngles()
+            fully_shard(model)
+            with gpu.timeline() as timeline:
+                _fill(answer, model, {name: value.clone() for name, value in whole.state_dict().items()})
+            _filled(model, whole)
+        finally:
+            dist.destroy_process_group()
+            gc.collect()
+    if not any(span.where == "ranks" for span in timeline.spans):
+        raise NotYet(
+            "rank 0 sends nothing, and the others have no weights",
+            expected="rank 0 sends each rank its rows",
+            likely="StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)",
+        )
 
 
-def _filled(answer: Any, model: _WithAngles, whole: _WithAngles, rank: int) -> None:
-    """Call the answer on this rank, and judge what the model holds then."""
-    weights = {name: value.clone() for name, value in whole.state_dict().items()} if rank == 0 else {}
+def _fill(answer: Any, model: _WithAngles, weights: dict[str, torch.Tensor]) -> None:
     try:
         answer(model, weights)
     except RuntimeError as error:
         if "mixed torch.Tensor and DTensor" in str(error):
             raise AsGiven("load_state_dict copies a whole tensor into a DTensor") from None
-        if rank and "Missing key" in str(error):
-            raise NotYet(
-                "rank 1, which has no weights, misses them",
-                expected="rank 0 sends each rank its rows",
-                likely="StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)",
-            ) from None
         raise
+
+
+def _filled(model: _WithAngles, whole: _WithAngles) -> None:
+    """Judge what the model holds on rank 0."""
     where = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
     if where != {"cuda"}:
         raise NotYet(f"the model lies on {', '.join(sorted(where))}", expected="cuda", likely='to_empty(device="cuda")')
-    if rank == 0:
-        _values(model, whole)
+    _values(model, whole)
     if not torch.allclose(model.angles.cpu(), whole.angles):
         raise NotYet(
-            "model.angles is what lay in memory" if rank == 0 else "on rank 1 model.angles is not set",
+            "model.angles is what lay in memory",
             expected="model.compute_angles()",
             likely="a buffer with persistent=False is in no state dict: copy_ it into model.angles",
         )
 
 
 def _values(model: _WithAngles, whole: _WithAngles) -> None:
-    """On rank 0: its rows of each parameter, and the saved buffers."""
+    """Judge this rank's rows of each parameter, and the saved buffers."""
     for name, parameter in model.named_parameters():
         local = getattr(parameter, "to_local", lambda: None)()
         if local is None:
