@@ -26,7 +26,9 @@ import torch
 from courselib.lanes import lanes_for_tests
 from courselib.ready import python_here
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -2546,6 +2548,73 @@ def each_layer(model):
         fully_shard(block[0])
         fully_shard(block)
     fully_shard(model)
+
+
+def set_from_rank_0(model, weights):
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    return set_model_state_dict(model, weights, options=options)
+
+
+@right("filled_from_rank_0")
+def angles_first(model, weights):
+    model.to_empty(device="cuda")
+    with torch.no_grad():
+        model.angles[:] = model.compute_angles().cuda()
+    set_from_rank_0(model, weights)
+
+
+@right("filled_from_rank_0")
+def row_by_row(model, weights):
+    model.to_empty(device="cuda")
+    for name, tensor in model.state_dict().items():
+        whole = weights[name].cuda() if weights else torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+        if isinstance(tensor, DTensor):
+            tensor.copy_(distribute_tensor(whole, tensor.device_mesh, tensor.placements))
+        else:
+            torch.distributed.broadcast(whole, 0)
+            tensor.copy_(whole)
+    model.angles = model.compute_angles().cuda()
+
+
+@wrong("filled_from_rank_0", "model.angles is what lay in memory", "persistent=False")
+def forgets_the_angles(model, weights):
+    model.to_empty(device="cuda")
+    model.angles.zero_()
+    set_from_rank_0(model, weights)
+
+
+@wrong("filled_from_rank_0", "rank 0 sends nothing", "broadcast_from_rank0=True")
+def each_its_own(model, weights):
+    model.to_empty(device="cuda")
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+    model.angles.copy_(model.compute_angles())
+
+
+@wrong("filled_from_rank_0", "the model lies on", "to_empty")
+def stays_on_meta(model, weights):
+    model.angles = model.compute_angles()
+
+
+@wrong("filled_from_rank_0", "has other values", "set_model_state_dict")
+def angles_alone(model, weights):
+    model.to_empty(device="cuda")
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    model.angles.copy_(model.compute_angles())
+
+
+@wrong("filled_from_rank_0", "norm.running_var has other values", "saved buffers")
+def parameters_alone(model, weights):
+    model.to_empty(device="cuda")
+    set_from_rank_0(model, weights)
+    model.norm.running_var.zero_()
+
+
+@wrong("filled_from_rank_0", "load_state_dict copies", "as in the code given")
+def as_on_one_gpu(model, weights):
+    model.to_empty(device="cuda")
+    model.load_state_dict(weights)
+    model.angles.copy_(model.compute_angles())
 
 
 @right("summand_of_mlp")

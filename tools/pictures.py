@@ -567,6 +567,59 @@ def signals() -> Picture:
     return Picture(860, 290, "A notice has to reach the process that trains", SIGNALS, tuple(body), 1)
 
 
+def zero_stages() -> Picture:
+    """What one of 8 ranks holds of a model under DDP and the stages of ZeRO, by kind, with fp32 weights."""
+    rows = (("DDP", "4, 4, 8", 4, 4, 8), ("ZeRO-1", "4, 4, 1", 4, 4, 1), ("ZeRO-2", "4, ½, 1", 4, 0.5, 1))
+    body = []
+    for i, (name, bytes_, *parts) in enumerate((*rows, ("ZeRO-3, FSDP", "½, ½, 1", 0.5, 0.5, 1))):
+        y, x, per_byte = 34 + 42 * i, 180.0, 32
+        body.append(text(18, y + 21, name, size=HEAD, weight="bold"))
+        for part, colour in zip(parts, (BLUE, ORANGE, GREEN), strict=True):
+            body.append(bar(x, y, part * per_byte, 30, fill=colour))
+            x += part * per_byte
+        body.append(text(x + 10, y + 21, f"{bytes_}: {sum(parts):g} bytes"))
+    for x, words, colour in ((180, "weights", BLUE), (290, "gradients", ORANGE), (410, "Adam's state", GREEN)):
+        body += [bar(x, 8, 14, 14, fill=colour), text(x + 20, 20, words)]
+    return Picture(860, 210, "Each stage cuts one part more", ZERO_STAGES, tuple(body), 1)
+
+
+ZERO_STAGES = (
+    "Bytes for each parameter on one of 8 ranks, weights, gradients, Adam's state: DDP 4, 4, 8; ZeRO-1 4, 4, 1; "
+    "ZeRO-2 4, ½, 1; ZeRO-3 and FSDP ½, ½, 1."
+)
+
+
+def pipeline_schedules() -> Picture:
+    """Two ranks, four parts of a batch: which part each computes when, under GPipe and under 1F1B."""
+    # a forward takes one slot, a backward two; number of the part, negative in backward
+    schedules = {
+        "GPipe": (((0, 1, 2, 3, 4), (7, -1, -2, -3, -4)), ((1, 1, 2, 3, 4, -1, -2, -3, -4),)),
+        "1F1B": (((0, 1, 2), (4, -1), (6, 3), (7, -2), (9, 4), (10, -3), (13, -4)), ((1, 1, -1, 2, -2, 3, -3, 4, -4),)),
+    }
+    slot, body = 44, []
+    for i, (name, ranks) in enumerate(schedules.items()):
+        for rank, runs in enumerate(ranks):
+            y = 14 + 104 * i + 40 * rank
+            body.append(text(18, y + 23, f"{name}, rank {rank}", weight="bold"))
+            for start, *parts in runs:
+                x = 150 + start * slot
+                for part in parts:
+                    wide = slot * (1 if part > 0 else 2)
+                    body += [
+                        bar(x, y, wide - 2, 32, fill=SKY if part > 0 else ORANGE),
+                        text(x + wide / 2, y + 22, f"{abs(part)}", anchor="middle", fill=INK),
+                    ]
+                    x += wide
+    for x, words, colour in ((150, "forward of a part", SKY), (330, "backward of a part", ORANGE)):
+        body += [bar(x, 212, 14, 14, fill=colour), text(x + 20, 224, words)]
+    body.append(text(842, 224, "empty: the bubble", anchor="end", fill=MUTED))
+    return Picture(860, 236, "1F1B lets go of a part sooner, in the same time", PIPELINE_SCHEDULES, tuple(body), 1)
+
+
+PIPELINE_SCHEDULES = (
+    "Two ranks, four parts. Under GPipe all forwards come first, then all backwards. Under 1F1B each rank alternates. "
+    "Both take equally long."
+)
 TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "host_and_gpu": host_and_gpu,
     "who_holds": who_holds,
@@ -588,6 +641,8 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "dealing": dealing,
     "parted": parted,
     "signals": signals,
+    "zero_stages": zero_stages,
+    "pipeline_schedules": pipeline_schedules,
 }
 
 

@@ -241,13 +241,14 @@ gpulab.check.train_sharded(train_sharded)
 #
 # **`fewest_gpus(parameters, unit, activations, batch, memory, machine, most)`**
 #
-# The ways, from the one that sends least, with the bytes on each GPU:
+# The ways, the simplest first (what each changes in a script and asks of the link), with the bytes on each GPU:
 #
 # - `"ddp"`: 16 bytes for each parameter (fp32, AdamW: 4 + 4 + 8), and the activations of its part of the batch
 # - `"zero1"`: the same with the 8 of optimizer state cut into equal parts, one for each rank
 # - `"fsdp"`: all 16 cut, its part's activations, and four times one unit, 4 bytes for each of its parameters, whole for
 #   a moment: the weights of two units, the gradient of one, and the copy of that which is sent
-# - `"tensor"`: all 16 cut, and the activations of the whole batch cut too; no unit is whole
+# - `"tensor"`: all 16 cut, and the activations of the whole batch cut too; no unit is whole. It is the last, although it may
+#   send fewer bytes than fsdp: its exchanges hide behind nothing
 #
 # The arguments:
 #

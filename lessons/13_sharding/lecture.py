@@ -1,54 +1,55 @@
 # %% title [markdown]
 # # 13 · What does not fit on one GPU
 #
-# **Promise:** you can say how many bytes of a model lie on each of N GPUs, cut it so that it fits, and know what the cut
+# **Promise:** you can say how many bytes of a model lie on each of N GPUs, shard it so that it fits, and know what that
 # sends.
 #
-# After this lesson you can
-#
-# 1. **compute** the bytes per rank of DDP, of the three ZeRO stages and of FSDP, and see them;
-# 2. **shard** a model with `fully_shard`, block by block, with the losses and norms of DDP;
-# 3. **save** on two ranks and load on one or three;
-# 4. **plan** a 7B, a 13B and a 70B: which GPUs, how many, at what cost;
-# 5. **choose** between data, tensor, sequence and pipeline parallelism, and say what each sends.
+# After this lesson you can **compute** the bytes on each rank of DDP, ZeRO and FSDP · **shard** a model with
+# `fully_shard`, and fill it with weights · **save** it on two ranks and load it on three · **plan** a 70B · **choose**
+# between data, tensor and pipeline parallelism.
 #
 # | time | before this | runs on |
 # |---|---|---|
 # | 60 minutes, and 75 for the exercises | `04_memory`, `06_less_memory`, `12_many_gpus` | any machine |
 
-# %% setup-text [markdown]
-# As in lesson 12, scripts run in real processes, each with a virtual GPU where there are not two real ones. Machines with
-# 8 or 64 GPUs are virtual, their other ranks imagined: equal to the one that runs here.
+# %% question-text [markdown]
+# ## A question worth asking
+#
+# A GPT with 6.7 billion parameters, trained with AdamW in fp32. Each parameter needs four numbers of 4 bytes: its weight,
+# its gradient, and two averages of AdamW. We reserve them on one virtual H100:
 
-# %% setup
-import functools
-import os
-import tempfile
-import warnings
-
+# %% question-alone
+import gpulab
 import torch
+
+gpu = gpulab.setup()
+with gpulab.VirtualGPU("H100", compute=False):
+    try:
+        four = [torch.empty(6_700_000_000, device="cuda") for _ in range(4)]
+    except torch.OutOfMemoryError as error:
+        print(str(error).partition(" If reserved")[0])
+
+# %% question-eight [markdown]
+# A machine with eight H100s has 633 GiB. Does the model train there, with the DDP of lesson 12?
+
+# %% question-predict
+copies_guess = gpulab.predict("Weights, gradients, averages on each GPU under DDP?", unit="GiB")
+
+# %% imports
+import functools
+import math
+
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-import gpulab
-
-gpu = gpulab.setup()
-
-# %% setup-launch
-folder = tempfile.TemporaryDirectory()
-os.chdir(folder.name)
-where = {} if torch.cuda.device_count() > 1 else {"GPULAB_GPU": "virtual:T4"}
-launch = functools.partial(gpulab.distributed.run, warm=True, env=where)
-
 # %% model
-class SmallGPT(nn.Module):  # of lesson 12; not so small with these sizes
-    def __init__(self, width=1024, depth=16, words=32000):
+class SmallGPT(nn.Module):  # of lesson 12, good for bytes and times: its target is its input
+    def __init__(self, width, depth, words=32000):
         super().__init__()
-        block = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
+        block = nn.TransformerEncoderLayer(width, width // 64, 4 * width, 0.0, batch_first=True)
         self.embed = nn.Embedding(words, width)
         self.blocks = nn.TransformerEncoder(block, depth, enable_nested_tensor=False)
         self.head = nn.Linear(width, words)
@@ -56,212 +57,165 @@ class SmallGPT(nn.Module):  # of lesson 12; not so small with these sizes
     def forward(self, tokens):
         return self.head(self.blocks(self.embed(tokens)))
 
-
-def train_step(model, optimizer, tokens):
-    loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+# %% question-ways
+SIZES = {"0.7B": (2048, 12), "7B": (4096, 32), "13B": (5120, 40), "70B": (8192, 86)}
 
 
-# %% sizes
-SIZES = {"0.3B": (1536, 8), "7B": (4096, 32), "13B": (5120, 40), "70B": (8192, 86)}  # width and depth
-bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # gather and compute in bf16, reduce in fp32
+def ddp(model):
+    return DistributedDataParallel(model.to_empty(device="cuda"), gradient_as_bucket_view=True)
 
-# %% question-text [markdown]
-# ## A question worth asking
-#
-# A GPT with 6.7 billion parameters, trained with AdamW in fp32: lesson 04 counts 16 bytes for each, more than any
-# H100 has. A machine with eight of them has 632 GiB. Does the model train there with the DDP of lesson 12?
 
-# %% question-predict
-copies_guess = gpulab.predict("Weights, gradients and optimizer state on each of the 8 GPUs under DDP:", unit="GiB")
+def by_block(model, **options):
+    for block in model.blocks.layers:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model.to_empty(device="cuda")
 
-# %% question-make
-def made(way, size, **options):
-    """A model on this rank's GPU, whole under DDP or sharded, and its optimizer."""
-    with torch.device("meta"):  # shapes without memory: nothing is allocated before the cut
+# %% question-build
+def build(batch, wrap, size, length=512, optimizer=torch.optim.AdamW):
+    dist.init_process_group("nccl")
+    with torch.device("meta"):  # shapes without memory
         model = SmallGPT(*SIZES[size])
-    if way == "fsdp":
-        for block in model.blocks.layers:
-            fully_shard(block, **options)
-        fully_shard(model, **options)
-    model.to_empty(device="cuda")  # here a real script sets the weights; bytes do not ask for them
-    if way != "fsdp":
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    if way == "zero1":
-        return model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)
-    return model, torch.optim.AdamW(model.parameters(), fused=True)
+    model = wrap(model)  # and on the GPU; a real script would set the weights now
+    parameters = list(model.parameters())  # grouped: DTensor prepares small fused updates faster
+    groups = [{"params": parameters[i : i + 12]} for i in range(0, len(parameters), 12)]
+    stepper = optimizer(groups, fused=True)
+    tokens = torch.randint(32000, (batch, length), device="cuda")
+
+    def step():
+        stepper.zero_grad()
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        stepper.step()
+
+    return step
 
 # %% question-run
-for way in ("ddp", "fsdp"):
-    with gpulab.VirtualGPU("H100", ranks=8, compute=False):
-        dist.init_process_group("nccl")
-        try:
-            model, optimizer = made(way, "7B")
-            for _ in range(2):
-                train_step(model, optimizer, torch.randint(32000, (1, 512), device="cuda"))
-            print(f"{way}: peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB (virtual)")
-        except torch.OutOfMemoryError as error:
-            print(f"{way}: {str(error).partition('. Of')[0]} (virtual)")
-        dist.destroy_process_group()
-told = "DDP keeps a full copy on each GPU: its ranks share the work, not the memory."
-copies_guess.compare(round(6.7 * 16 * 1e9 / 2**30), "computed", because=told)
+for wrap in (ddp, by_block):
+    with gpulab.VirtualGPU("B200", ranks=8, compute=False):  # 178 GiB; seven ranks are imagined
+        step = build(1, wrap, "7B")
+        step()
+        print(f"{wrap.__name__}: peak {gpulab.memory.peak(step).bytes / 2**30:.1f} GiB (virtual)")
+copies_guess.compare(round(6.7e9 * 16 / 2**30), "computed", because="Each has a full copy.")
 
 # %% question-answer [markdown]
-# **Sharding** cuts what the ranks hold: each rank keeps an eighth of every tensor, and gathers the rest for the moment
-# in which it is used. Nothing else has changed, and some 60 GiB are left for activations.
+# With DDP the ranks share the work, not the memory. **Sharding** cuts what they hold. Each rank keeps an eighth of every tensor, and gathers the rest for the moment in
+# which it is needed. The training is the same, and some 60 GiB are left for activations.
 
 # %% bytes-text [markdown]
 # ## Where the bytes go
 #
-# The paper that gave it a name, ZeRO, cuts in three stages: optimizer state (1), gradients too (2), weights too (3). It counts
-# 2 bytes for a bf16 weight, 2 for its gradient, 12 for Adam with an fp32 copy of the weight. PyTorch's usual way has fp32
-# weights, 4 + 4 + 8, and casts for the computation. Both are 16, and not the same thing once they are cut.
+# The ZeRO paper shards in three stages: the optimizer's state (1), gradients too (2), weights too (3). It counts 2 bytes
+# for a bf16 weight, 2 for its gradient, and 12 for Adam with an fp32 copy of the weight. PyTorch's usual way has fp32
+# weights, 4 + 4 + 8, and casts them for the computation. Both are 16 bytes. Cut, they differ.
 
 # %% bytes-predict
-stage_guess = gpulab.predict("7.5 billion parameters on 64 ranks, ZeRO stage 1 with fp32 weights, 4 + 4 + 8:", unit="GB")
+stage_guess = gpulab.predict("7.5B, 64 ranks, 4 + 4 + 8, stage 1: how much on each?", unit="GB")
 
 # %% bytes-table
-def zero(stage, ranks, weights, gradients, state):
-    """Bytes a parameter on each rank."""
-    parts = zip((weights, gradients, state), (3, 2, 1))  # a part, and the stage that cuts it
-    return sum(nbytes / (ranks if stage >= first else 1) for nbytes, first in parts)
-
-
-for stage in range(4):
-    paper, fp32 = (7.5 * zero(stage, 64, *parts) for parts in ((2, 2, 12), (4, 4, 8)))
-    print(f"stage {stage}: 2 + 2 + 12 {paper:6.1f} GB, 4 + 4 + 8 {fp32:6.1f} GB")
-told = "Stage 1 saves two thirds of what it saves the paper: less of the 16 bytes is state."
-stage_guess.compare(round(7.5 * zero(1, 64, 4, 4, 8), 1), "computed", because=told)
+paper, fp32 = 7.5 * (2 + 2 + 12 / 64), 7.5 * (4 + 4 + 8 / 64)
+print(f"stage 1 on 64 ranks: 2 + 2 + 12 {paper:.1f} GB, 4 + 4 + 8 {fp32:.1f} GB")
+stage_guess.compare(round(fp32, 1), "computed", because="8 of the 16 bytes are state, not 12.")
 
 # %% bytes-explain [markdown]
-# The first column is the paper's, to the digit (120, 31.4, 16.6, 1.9). So ask of every “ZeRO-2 needs …” which precision
-# it means; DeepSpeed's own estimator counts a third way, with the largest layer on top.
+# The first number is the paper's; the second saves two thirds as much. So ask of every “ZeRO-2 needs …” which bytes it counts. With fp32 weights, on one of
+# 8 ranks:
 #
-# In PyTorch, stage 1 is `ZeroRedundancyOptimizer`. Stages 2 and 3 are one function, `fully_shard` (**FSDP2**): gradients and
-# state are always cut, and `reshard_after_forward=False` keeps the weights whole from forward to backward. Seen, on a
-# smaller GPT with hardly any data:
-
-# %% seen-run
-def seen(way, ranks, **options):
-    """Bytes a parameter on one rank, after a step and at its peak; and how often it sends all weights."""
-    with gpulab.VirtualGPU("H100", ranks=ranks, compute=False) as one:
-        dist.init_process_group("nccl")
-        model, optimizer = made(way, "0.3B", **options)
-        count, tokens = sum(p.numel() for p in model.parameters()), torch.randint(32000, (1, 16), device="cuda")
-        for _ in range(2 if way == "fsdp" else 3):  # DDP arranges its buckets in the second
-            torch.cuda.reset_peak_memory_stats()
-            with one.timeline() as timeline:
-                train_step(model, optimizer, tokens)
-        spans = [s for s in timeline.spans if s.where == "ranks"]
-        sent = sum(s.nbytes * (2 if "all_reduce" in s.name else 1) for s in spans) * (ranks - 1) / ranks
-        dist.destroy_process_group()
-        torch._C._cuda_clearCublasWorkspaces()  # up to PyTorch 2.14 they stay, and are no parameter's
-        return torch.cuda.memory_allocated() / count, torch.cuda.max_memory_allocated() / count, sent / 4 / count
-
-# %% seen-table
-WAYS = {
-    "DDP": ("ddp", {}, 0),
-    "ZeRO-1": ("zero1", {}, 1),
-    "FSDP2, weights kept": ("fsdp", {"reshard_after_forward": False}, 3),
-    "FSDP2": ("fsdp", {}, 3),
-    "FSDP2, bf16": ("fsdp", {"mp_policy": bf16}, 3),
-}
-print("bytes a parameter (virtual)    formula  after a step   peak  times the weights sent")
-for ranks in (8, 64):
-    for name, (way, options, stage) in WAYS.items():
-        after, peak, sent = seen(way, ranks, **options)
-        print(f"{ranks:2} ranks, {name:<20} {zero(stage, ranks, 4, 4, 8):9.2f} {after:13.2f} {peak:6.2f} {sent:8.1f}")
-
-# %% seen-explain [markdown]
-# After a step the formula holds. Where it does not, there is a reason:
+# ![Bytes for each parameter on one of 8 ranks, weights, gradients, Adam's state: DDP 4, 4, 8; ZeRO-1 4, 4, 1; ZeRO-2 4,
+# ½, 1; ZeRO-3 and FSDP ½, ½, 1.](../docs/pictures/zero_stages.svg)
 #
-# - **ZeRO-1 on 64 ranks** has more than it computes: `ZeroRedundancyOptimizer` deals out whole tensors, and this rank has the
-#   largest.
-# - **The peak** of FSDP is that of its largest unit, the part that is gathered at once: here embedding and head, a third of
-#   this model. **Weights kept** means all of them, 4 bytes each, between forward and backward.
-# - **What is sent.** DDP: an all-reduce, two passes. FSDP gathers the weights for forward and for backward and scatters the
-#   gradients: up to three passes (the outermost unit stays, and saves one). Kept weights make it two. In bf16 the gathers are
-#   half as large. PyTorch's ZeRO-1 is DDP's all-reduce and then a broadcast of the new weights; the paper's sends no more
-#   than DDP.
+# In PyTorch, stage 1 is `ZeroRedundancyOptimizer` from `torch.distributed.optim`. Stage 3 is `fully_shard` (**FSDP2**).
+# We look at a smaller GPT after two steps:
+
+# %% held-run
+def held(wrap, optimizer=torch.optim.AdamW):  # bytes a parameter on one of 8 ranks
+    with gpulab.VirtualGPU("H100", ranks=8, compute=False):
+        step = build(1, wrap, "0.7B", optimizer=optimizer)
+        step()
+        step()
+        return torch.cuda.memory_allocated() / 735e6
+
+
+zero1 = functools.partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW)
+print(f"DDP: 16 bytes a parameter computed, {held(ddp):.1f} held (virtual)")
+print(f"ZeRO-1: 9 computed, {held(ddp, zero1):.1f} held")
+print(f"FSDP: 2 computed, {held(by_block):.1f} held")
+
+# %% held-explain [markdown]
+# The formula holds. With ZeRO-1 it holds on average: `ZeroRedundancyOptimizer` deals out *whole* tensors, so some ranks
+# have more and some less.
+#
+# What does it cost? An all-reduce is a reduce-scatter, which gives each rank its part of the sum, and an all-gather, which
+# brings the parts round (lesson 12). FSDP gathers weights instead: before forward, and again before backward.
+
+# %% passes-predict
+passes_guess = gpulab.predict("All in fp32: how many times what DDP sends does FSDP send?")
+
+# %% passes-run
+passes_guess.compare(3 / 2, "computed", because="Three passes over the model; DDP makes two.")
+
+# %% passes-explain [markdown]
+# (In FSDP the outermost unit stays gathered until backward, and saves a little.)
+#
+# - **ZeRO-1** in PyTorch makes three passes too: DDP's all-reduce, and then each rank broadcasts its new weights. (The
+#   paper's makes two.)
+# - **`reshard_after_forward=False`** keeps the gathered weights until backward: two passes, as with DDP. State and
+#   gradients stay cut as in stage 3, but between forward and backward 4 bytes a parameter are whole, as in stage 2.
+# - **bf16** halves the gathers. In bytes a parameter, FSDP with gradients in fp32 sends 2 + 2 + 4, as much as DDP in fp32.
+#   But DDP may send bf16, too (lesson 12), and then only half of that.
+#
+# Whether this takes time is another question: what is hidden?
 
 # %% units-text [markdown]
 # ## Gather, compute, let go
 #
-# Each call of `fully_shard` makes a **unit**: before its forward its weights are gathered, after it they are let go, in
-# backward the same again, and its gradients are scattered. Units decide memory and time. Below, one step of one of eight A100s
-# joined by PCIe, cut in three ways: as one unit; by block; and by block without **prefetch**, which asks for the next
-# block's weights while this one computes.
-
-# %% units-predict
-unit_guess = gpulab.predict("The model as a single unit: its peak is how many times that of one unit per block?")
+# Each call of `fully_shard` makes a **unit**. Its weights are gathered before its forward and let go after it; in
+# backward the same again, and then its gradients are scattered. So units decide memory and time. Here is the 0.7B on one
+# of eight A100s joined by PCIe: first as a single unit, then with a unit for each block. It computes in bf16.
 
 # %% units-make
-def sharded(by_block, prefetch=True):
-    model = SmallGPT(2048, 12).cuda()
-    for block in model.blocks.layers if by_block else ():
-        fully_shard(block, mp_policy=bf16)
-        if not prefetch:
-            block.set_modules_to_backward_prefetch([block])  # itself, and so nothing
-    return fully_shard(model, mp_policy=bf16)
+bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # compute in bf16, reduce in fp32
+blocks = functools.partial(by_block, mp_policy=bf16)
 
 
-# %% units-run
-def step_of(**cut):
-    """What runs in one step of one rank, and its peak in GiB."""
-    with gpulab.VirtualGPU("A100-80", ranks=8, link="pcie4", compute=False) as one:
-        dist.init_process_group("nccl")
-        model = sharded(**cut)
-        optimizer, tokens = torch.optim.SGD(model.parameters()), torch.randint(32000, (12, 512), device="cuda")
-        for _ in range(2):
-            torch.cuda.reset_peak_memory_stats()
-            with one.timeline() as timeline:
-                train_step(model, optimizer, tokens)
-                torch.cuda.synchronize()
-        dist.destroy_process_group()
-        spans = sorted((s for s in timeline.spans if s.where in ("kernels", "ranks")), key=lambda s: s.start)
-        return spans, torch.cuda.max_memory_allocated() / 2**30
+def one_unit(model):
+    return fully_shard(model, mp_policy=bf16).to_empty(device="cuda")
 
-# %% units-measure
-cuts = {
-    "one unit": step_of(by_block=False),
-    "a unit per block, no prefetch": step_of(by_block=True, prefetch=False),
-    "a unit per block": step_of(by_block=True),
-}
-
-# %% units-plot
-import matplotlib.pyplot as plt
-
-gpulab.style.use()
-figure, panels = plt.subplots(3, 1, figsize=(8, 4.6), sharex=True)
-for axes, (name, (spans, peak)) in zip(panels, cuts.items()):
-    for row, (lane, color) in enumerate((("kernels", "#0072B2"), ("ranks", "#E69F00"))):
-        bars = [(1e3 * (s.start - spans[0].start), 1e3 * s.seconds) for s in spans if s.where == lane]
-        axes.broken_barh(bars, (row - 0.4, 0.8), color=color)
-    axes.set_yticks((0, 1), ("computes", "gathers, scatters"))
-    took = 1e3 * (max(s.start + s.seconds for s in spans) - spans[0].start)
-    axes.set_title(f"{name}: {took:.0f} ms, peak {peak:.1f} GiB")
-panels[-1].set_xlabel("ms (virtual, one step of one rank)")
-gpulab.style.show(figure, alt="One step, three cuts. One unit: the first gather stands alone before any kernel. By block, "
-    "gathers lie under kernels; without prefetch, backward's kernels have a gap at every block.")
-told = "As one unit everything is gathered before the first kernel runs; by block, two blocks are whole."
-unit_guess.compare(round(cuts["one unit"][1] / cuts["a unit per block"][1], 1), "virtual", because=told)
+# %% units-timeline
+for wrap in (one_unit, blocks):
+    with gpulab.VirtualGPU("A100-80", ranks=8, link="pcie4", compute=False):
+        step = build(12, wrap, "0.7B")
+        step()
+        print(f"peak {gpulab.memory.peak(step).bytes / 2**30:.1f} GiB (virtual)")
+        gpulab.timing.timeline(step).show()
 
 # %% units-explain [markdown]
-# One unit is FSDP in name. By block, gathers hide under kernels, if somebody asks for them in time: without prefetch
-# the step is as long as before. A unit per layer would gather often and little, which wastes the link. So: **one
-# `fully_shard` for each block, then one for the rest.** The first gather and the last scatter hide behind nothing; a
-# larger batch makes them a smaller part. (With 4 samples in place of 12 the kernels are too short to hide the link, and
-# all three cuts take about as long.)
+# Here stream 0 computes, 1 and 2 gather, 3 scatters gradients. As one unit, nothing computes until all weights are there: FSDP in
+# name only. By block, FSDP asks for the next block's weights while this one computes (**prefetch**). Two blocks are whole
+# at a time. Now with a smaller batch and another link:
+
+# %% units-run
+made = functools.partial(build, wrap=blocks, size="0.7B")
+for batch, link in ((12, "pcie4"), (4, "pcie4"), (12, "nvswitch-a100")):
+    plan = gpulab.plan(made, batch, "A100-80", ranks=8, link=link)
+    times = f"step {plan.step_ms:.0f} ms, exposed {plan.exposed_ms:.0f}"
+    print(f"by block, batch {batch}, {link}: {times} (virtual)")
+
+# %% units-result [markdown]
+# **Exposed** is what no kernel hides. Over PCIe it is more than a third of the step, even by block. With a small batch it
+# is most of it. Over NVLink nearly everything hides. So “FSDP is slow” is a sentence about a
+# link and a batch. (What hides still takes multiprocessors and bandwidth from the kernels. This model leaves that out.)
+#
+# A unit for each *layer* would gather often and little, which wastes the link. So: **one `fully_shard` for each block,
+# then one for the rest.**
+#
+# **Tied embeddings** (`head.weight = embed.weight`) must lie in one unit. In the rest they do. If they are to be a
+# unit of their own: `fully_shard([model.embed, model.head])`.
 
 # %% cut-turn-text [markdown]
-# **Your turn** · 3 minutes. The function below cuts the model as one unit. Make it a unit for each block, and the rest.
+# **Your turn** · 3 minutes. The function below makes the model one unit. Make it a unit for each block, and the rest.
 
 # %% cut-turn tags=["your-turn"]
-def cut_by_block(model):
-    """Shard model, a SmallGPT with its layers in model.blocks.layers, so that one block at a time is gathered."""
-    # TODO: the blocks first, each a unit; what is left, embedding and head, is the last
+def cut_by_block(model):  # its blocks are in model.blocks.layers
     ### BEGIN SOLUTION
     for block in model.blocks.layers:
         fully_shard(block)
@@ -276,254 +230,201 @@ gpulab.turn.a_unit_per_block(cut_by_block)
 # %% practice-text [markdown]
 # ## `fully_shard` in practice
 #
-# One script, on two real ranks, one way after the other: DDP, ZeRO-1, FSDP with its weights kept, FSDP; gradients clipped
-# by their norm; and where its arguments ask for it, checkpointing, `torch.compile` and accumulation.
+# A whole script, on two real processes: with DDP, then with FSDP. `job.py` is what every script needs, `train.py` shards
+# and trains.
+
+# %% launch-setup
+import os
+import tempfile
+
+folder = tempfile.TemporaryDirectory()
+os.chdir(folder.name)
+where = {} if torch.cuda.device_count() > 1 else {"GPULAB_GPU": "virtual:T4"}
+launch = functools.partial(gpulab.distributed.run, warm=True, env=where)
 
 # %% practice-write
-# %%writefile train.py
+# %%writefile job.py
 import os
-import sys
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
+from torch import distributed as dist, nn
 import gpulab
 
-gpulab.setup()
-ways, extras = sys.argv[1].split(","), sys.argv[2:]
+gpulab.setup()  # a virtual GPU where there is no real one; without gpulab leave it out
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
-dist.init_process_group("nccl")
-x, y = (tensor.to(device) for tensor in gpulab.data.digits("train"))
+dist.init_process_group("nccl", device_id=device)
+torch.manual_seed(0)  # equal weights on all ranks
+blocks = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)]
+model = nn.Sequential(nn.Flatten(), *blocks, nn.Linear(64, 10))
+mine = slice(dist.get_rank(), 300, dist.get_world_size())
+x, y = (tensor[mine].to(device) for tensor in gpulab.data.digits("train"))
 
-# %% practice-write-model
-# %%writefile -a train.py
+# %% practice-write-train
+# %%writefile train.py
+import sys
+from job import blocks, device, model, nn, torch, x, y
+from torch.distributed.fsdp import fully_shard
 
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
-
-    def forward(self, x):
-        if "checkpoint" in extras:
-            return x + checkpoint(self.inner, x, use_reentrant=False)
-        return x + self.inner(x)
-
-# %% practice-write-cut
-# %%writefile -a train.py
-
-
-def made(way):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), *[Block() for _ in range(4)], nn.Linear(64, 10)).to(device)
-    if way in ("ddp", "zero1"):
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    else:
-        options = {"reshard_after_forward": False} if way == "kept" else {}
-        for block in model[1:-1]:
-            if "compile" in extras:
-                block.compile(backend="eager")  # finds graph breaks; without backend= it makes kernels
-            fully_shard(block, **options)
-        fully_shard(model, **options)
-    if way == "zero1":
-        return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
-    return model, torch.optim.AdamW(model.parameters())  # after the cut
+if sys.argv[1] == "ddp":
+    model = nn.parallel.DistributedDataParallel(model.to(device))
+else:
+    for block in blocks:
+        fully_shard(block)  # to this rank's GPU, one block at a time
+    fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())  # after fully_shard
 
 # %% practice-write-step
 # %%writefile -a train.py
 
 
-def train_step(model, optimizer, number):
-    total = torch.zeros((), device=device)
-    for part in range(parts):
-        mine = slice(300 * number + rank + ranks * part, 300 * (number + 1), ranks * parts)
-        if parts > 1:
-            model.set_requires_gradient_sync(part == parts - 1)  # FSDP's no_sync
-        loss = nn.functional.cross_entropy(model(x[mine]), y[mine]) / parts
-        loss.backward()
-        total += loss.detach()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+def step():
     optimizer.zero_grad()
-    dist.all_reduce(total, dist.ReduceOp.AVG)
-    return total, norm.full_tensor() if isinstance(norm, DTensor) else norm
+    nn.functional.cross_entropy(model(x), y).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+    return norm.item() if sys.argv[1] == "ddp" else norm.full_tensor().item()
 
-# %% practice-write-loop
-# %%writefile -a train.py
 
-
-rank, ranks, parts = dist.get_rank(), dist.get_world_size(), 2 if "accumulate" in extras else 1
-for way in ways:
-    before = torch.cuda.memory_allocated()
-    model, optimizer = made(way)
-    for number in range(3):
-        torch.cuda.reset_peak_memory_stats()
-        loss, norm = train_step(model, optimizer, number)
-        torch._C._cuda_clearCublasWorkspaces()  # as above: the first way's would stay
-        stay, peak = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
-        print("told", way, loss.item(), norm.item(), stay, peak)
-    del model, optimizer, loss, norm
+norms = [round(step(), 4) for _ in range(int(sys.argv[2]))]
+print(f"norms {norms}, {torch.cuda.memory_allocated() / 2**20:.1f} MiB stay")
 
 # %% practice-run
-def told(*args):
-    """For each way on rank 0: losses and norms of three steps; MiB that stay after the last, and at its peak."""
-    lines = [line.split()[1:] for line in launch("train.py", args=args).ranks[0].output.splitlines() if line.startswith("told")]
-    ways = {way: [[float(n) for n in numbers] for name, *numbers in lines if name == way] for way, *_ in lines}
-    return {way: (torch.tensor(steps)[:, :2], *(n / 2**20 for n in steps[-1][2:])) for way, steps in ways.items()}
-
-
-EXTRAS = ["checkpoint", "compile", "accumulate"]
-found = told("ddp,zero1,kept,fsdp") | {f"fsdp, {' '.join(EXTRAS)}": told("fsdp", *EXTRAS)["fsdp"]}
-print(f"MiB on rank 0 of two real ranks ({'virtual' if where else 'measured'})    stay   peak   losses and norms of DDP")
-for way, (numbers, stay, peak) in found.items():
-    print(f"{way:<45} {stay:6.2f} {peak:6.2f}   {torch.allclose(numbers, found['ddp'][0], rtol=1e-4)}")
+for way in ("ddp", "fsdp"):
+    print(way, launch("train.py", args=[way, "3"]).ranks[0].output.splitlines()[-1])
 
 # %% practice-explain [markdown]
-# - **Parameters are DTensors**: `weight.shape` is that of the whole, `weight.to_local()` this rank's rows, and
-#   `weight.full_tensor()` gathers all of them: a collective. The norm that clipping returns is a DTensor too, of all ranks.
-# - **On real ranks as on imagined ones**: of DDP's 16 bytes a parameter ZeRO-1 has 12, half of Adam's state. FSDP has half of
-#   weights and state, 6, and gradients only until `zero_grad`; DDP holds its buckets. Kept weights show in the peak alone.
-# - **The optimizer comes after the cut**, since `fully_shard` puts new parameters in place of the old.
+# The norms agree: it is the same training. More than half of the bytes are gone, since DDP also holds its buckets.
+#
+# - **Parameters are DTensors.** `weight.shape` is that of the whole, `weight.to_local()` this rank's rows, and
+#   `weight.full_tensor()` gathers them: a collective, so every rank calls it. The norm is a DTensor, too.
+# - **The optimizer comes after `fully_shard`**, which puts new parameters in place of the old.
 # - **Order**: compile or checkpoint the block, then `fully_shard` it, then the rest.
-# - **Mixed precision** is a policy, not autocast: `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
-#   reduce_dtype=torch.float32)` gathers and computes in bf16, sums and updates in fp32.
-# - **Accumulating without exchange** (`set_requires_gradient_sync(False)`) keeps the gradients *whole* on every rank, 4 bytes
-#   a parameter. Where that does not fit, exchange each time.
+# - **Mixed precision** is a policy, not autocast, as `bf16` above.
+# - **Accumulating without exchange**, `model.set_requires_gradient_sync(False)`, keeps *whole* gradients on every rank, 4
+#   bytes a parameter. The gathers remain. So the test of lesson 12, a step in `no_sync`, does not show all of FSDP's
+#   exposed time. A profile does: the gaps between kernels.
+# - **HSDP** shards within a machine and copies across machines:
+#   `fully_shard(…, mesh=init_device_mesh("cuda", (machines, 8)))`.
+# - **FSDP1**, the class `FullyShardedDataParallel` with `auto_wrap_policy`, is what older code uses.
 
-# %% practice-more [markdown]
-# - **Meta device**: build under `torch.device("meta")`, shard, `to_empty(device="cuda")`, then *initialise*, by
-#   `reset_parameters()` of each module or from a checkpoint. Each rank then draws its own part; the numbers are others than those of
-#   a model that was made whole.
-# - **FSDP1**, the class `FullyShardedDataParallel` with `auto_wrap_policy`, is what older code uses. It flattens a unit's
-#   parameters into one; `fully_shard` cuts each by rows.
+# %% fill-text [markdown]
+# ### Weights for a model that no host can hold
+#
+# Above, every process built the whole model. A 70B would take 280 GB of host memory, on each of 8 ranks. So build under
+# `torch.device("meta")`, shard, and call `to_empty(device="cuda")`. Now the weights are what lay in memory. Set them:
+#
+# - **New weights**: `model.apply(init)`. A loop that calls `reset_parameters()` forgets some: `nn.MultiheadAttention`, in our
+#   GPT too, has only `_reset_parameters`. So fill everything with NaN first. What is NaN afterwards was forgotten.
+# - **Pretrained weights**: rank 0 reads the file, and `set_model_state_dict` from
+#   `torch.distributed.checkpoint.state_dict` sends each rank its rows.
+# - **Buffers with `persistent=False`**, as angles of rotary embeddings, stand in no file. Compute them again.
+#
+# **Your turn** · 4 minutes. `model` is built on meta and sharded. `weights` is the whole state dict on rank 0, and `{}` on the
+# others. Two things are missing: `load_state_dict` fails on DTensors, and `model.angles`, which is not persistent, should be
+# `model.compute_angles()`.
+
+# %% fill-turn tags=["your-turn"]
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+
+def fill(model, weights):
+    model.to_empty(device="cuda")
+    ### BEGIN SOLUTION
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, weights, options=options)
+    model.angles.copy_(model.compute_angles())
+    ### INSTEAD OF
+    # model.load_state_dict(weights)
+    ### END SOLUTION
+
+
+gpulab.turn.filled_from_rank_0(fill)
 
 # %% save-text [markdown]
 # ## Saved on two, loaded on one and on three
 #
-# `torch.save(model.state_dict())` would write this rank's rows. `torch.distributed.checkpoint` (DCP) lets each rank write its
-# part, side by side, and cuts anew when it loads.
+# `torch.save(model.state_dict())` would write this rank's rows. `torch.distributed.checkpoint` (**DCP**) lets each rank write
+# its part, and cuts anew when it loads. Two steps and a save on two ranks; then a load, and on each the step after it:
 
 # %% save-write
 # %%writefile keep.py
-import os
-import sys
-import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import fully_shard
-import gpulab
+from train import model, optimizer, step, sys
 
-gpulab.setup()
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-torch.cuda.set_device(device)
-dist.init_process_group("nccl")
-x, y = (tensor[:300].to(device) for tensor in gpulab.data.digits("train"))
-
-# %% save-write-keep
-# %%writefile -a keep.py
-model = fully_shard(nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device))
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(4):
-    if step == 2:  # the state as plain names and DTensors
-        weights, state = get_state_dict(model, optimizer)
-        if sys.argv[1] == "save":
-            dcp.save({"model": weights, "optimizer": state}, checkpoint_id="kept")
-        else:
-            dcp.load({"model": weights, "optimizer": state}, checkpoint_id="kept")  # into what is there
-            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
-    loss = nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-print("loss", loss.item())
+weights, state = get_state_dict(model, optimizer)  # plain names, DTensors
+both = {"model": weights, "optimizer": state}
+if sys.argv[3] == "save":
+    dcp.save(both, checkpoint_id="kept")
+else:
+    dcp.load(both, checkpoint_id="kept")  # into what is there
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+print(f"norm of the third step {step():.4f}")
 
 # %% save-run
-for way, ranks in (("save", 2), ("load", 1), ("load", 3)):
-    loss = float(launch("keep.py", ranks, args=[way]).ranks[0].output.split()[-1])
-    print(f"{way} on {ranks}: loss two steps later {loss:.4f}")
-print(sorted(os.listdir("kept")))
+for way, ranks, steps in (("save", 2, "2"), ("load", 1, "0"), ("load", 3, "0")):
+    run = launch("keep.py", ranks, args=["fsdp", steps, way])
+    print(f"{way} on {ranks}:", run.ranks[0].output.splitlines()[-1])
 
 # %% save-explain [markdown]
-# The same loss, on any number of ranks: the file of metadata says which rows lie where. For a single file for everybody,
+# The folder has a file from each rank that saved, and `.metadata`, which says what rows lie where. For one file for everybody:
 # `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))` gathers tensor by tensor
 # into rank 0's host memory. It is a collective: all ranks call it, rank 0 writes.
 
 # %% plan-text [markdown]
 # ## A 7B, a 13B and a 70B planned
 #
-# Before anything is rented: what does each rank hold, does it fit, what does a token cost? State is $16/N$ bytes a
-# parameter; what remains is activations, one block's worth and an input for each block with checkpointing, and what is whole
-# for a moment: the weights of two units, the gradient of one, and the copy of it that is sent.
+# Before you rent: what does each rank hold, does it fit, what does a token cost? State is $16/N$ bytes a parameter. The
+# rest is activations (with checkpointing one block's, and an input for each block), and what is whole for a moment:
+# the weights of two units, the gradient of one, and the copy of it that is sent.
 
 # %% plan-predict
-cost_guess = gpulab.predict("GPU-hours for a billion tokens: a 70B on 8 B200s costs how many times a 7B on 8 H100s?")
+fewest_guess = gpulab.predict("The state of the 70B on H100s, each full to four fifths: how many?")
 
-# %% plan-make
+# %% plan-table
+for size, (width, depth) in SIZES.items():
+    gb = 16 * (depth * 12 * width**2 + 2 * 32000 * width) / 1e9  # the rest is below 0.1 %
+    fewest = {name: math.ceil(gb / (0.8 * room)) for name, room in (("H100", 80), ("B200", 180))}
+    print(f"{size}: {gb:.0f} GB of state, GPUs: {fewest} (computed)")
+fewest_guess.compare(fewest["H100"], "computed", because="1,116 GB, 64 on each GPU.")
+
+# %% plan-run
 from torch.utils.checkpoint import checkpoint
 
 
-def build(batch, size, length=2048):
-    dist.init_process_group("nccl")
-    with torch.device("meta"):
-        model = SmallGPT(*SIZES[size])
+def recomputing(model):
     for block in model.blocks.layers:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-        fully_shard(block, mp_policy=bf16)
-    fully_shard(model, mp_policy=bf16)
-    model.to_empty(device="cuda")
-    # A group a unit: what DTensor looks up before its first fused update takes time with the square of a group's tensors.
-    groups = [{"params": list(unit.parameters())} for unit in (model.embed, *model.blocks.layers, model.head)]
-    optimizer = torch.optim.AdamW(groups, fused=True)
-    tokens = torch.randint(32000, (batch, length), device="cuda")
-    return lambda: train_step(model, optimizer, tokens)
+    return blocks(model)
 
-# %% plan-run
-hours = {}
-for size, kind, ranks in (("7B", "H100", 8), ("13B", "A100-80", 8), ("70B", "B200", 8)):
-    plan = gpulab.plan(functools.partial(build, size=size), batch=2, gpu=kind, ranks=ranks)
-    width, depth = SIZES[size]
-    count = depth * 12 * width**2 + 2 * 32000 * width  # matrices; biases and norms are less than a thousandth
-    state = (plan.weights + plan.gradients + plan.optimizer_state) / 2**30
-    per_second = 2 * 2048 / plan.step_ms * 1e3
-    hours[size] = 1e9 / per_second / 3600
-    print(f"{size} on {ranks} × {kind}: state {16 * count / ranks / 2**30:.1f} GiB computed, {state:.1f} planned; "
-          f"peak {plan.peak_allocated / 2**30:.1f} of {plan.memory / 2**30:.0f}")
-    print(f"    a billion tokens: {hours[size]:,.0f} GPU-hours (virtual)")
-cost_guess.compare(round(hours["70B"] / hours["7B"], 1), "virtual")
 
-# %% plan-table
-print("GPUs that the state alone needs, four fifths of each (computed)")
-kinds = {"RTX4090": 24, "A100-40": 40, "H100": 80, "B200": 180}  # GB
-print(" " * 5 + "".join(f"{name:>10}" for name in kinds))
-for size, (width, depth) in SIZES.items():
-    count = depth * 12 * width**2 + 2 * 32000 * width
-    print(f"{size:<5}" + "".join(f"{-(-16 * count // (0.8e9 * memory)):10.0f}" for memory in kinds.values()))
-shard = 4 * 69.8e9 / 8 / 1e9
-print(f"70B on 8 ranks, offloaded: {3 * shard:.0f} GB over PCIe in a step of each, {3 * shard / 25:.1f} s at 25 GB/s")
+for size, kind, room in (("13B", "A100-80", 79), ("70B", "B200", 178)):
+    with gpulab.VirtualGPU(kind, ranks=8, compute=False):
+        step = build(2, recomputing, size, length=2048)
+        took = gpulab.timing.measure(step, repeat=1, warm_up=1).median_ms
+        peak = gpulab.memory.peak(step).bytes / 2**30
+    hours = 1e9 / (2 * 2048) * took / 1e3 / 3600  # for a billion tokens
+    print(f"{size} on 8 × {kind}: {peak:.0f} of {room} GiB, {hours:.0f} GPU-hours (virtual)")
 
 # %% plan-explain [markdown]
-# Plan and arithmetic agree on the state; the peak asks for the plan. The virtual costs are lower bounds: no data, no
-# stragglers, no failures. What fills the memory says which remedy helps, and each has its price; in the order of the
+# The hours are those of *this recipe*: no data, no stragglers, no failures, and attention without a mask. *Recorded*, on
+# A100s with 80 GB: LLaMA-1 13B took 135 GPU-hours a billion tokens, Llama 2 13B took 184. One is below the virtual value,
+# one above.
+#
+# What fills the memory says which remedy helps, and each has its price. In the order of the
 # [checklist](../docs/cheatsheet.md), where several GPUs are there anyway:
 #
 # 1. **Checkpointing** (lesson 06), for activations: about a third more arithmetic, on one GPU too.
-# 2. **Sharding**, for the state: one more pass over the link, mostly hidden, for all but $1/N$ of it.
-# 3. **Offload** (`CPUOffloadPolicy`): state and update on the host. Every step moves the shard three times across PCIe, and the
-#    host's memory bandwidth sets the update's pace. For fine-tuning with few GPUs.
+# 2. **Sharding**, for the state: one more pass over the link, hidden where link and batch allow it.
+# 3. **Offload** (`CPUOffloadPolicy`): state and update on the host. Each step moves the shard three times over PCIe: for a
+#    70B on 8 ranks 105 GB, some 4 s (computed, 25 GB/s).
 # 4. **LoRA** (lesson 06): another result, and often cheaper than offloading.
 # 5. **More GPUs**: the state falls as $1/N$; a rank's batch, or the time, falls too.
 
 # %% simulator-text [markdown]
 # ### See it move
 #
-# The simulator opens on a 7B on 8 ranks under ZeRO-1, bf16 with an fp32 copy (2 + 2 + 12). Try this:
+# The simulator opens on a 7B on 8 ranks under ZeRO-1, bf16 with an fp32 copy (2 + 2 + 12).
 #
 # 1. Go through the stages. Which part gives most, and what does “sent per step” say?
 # 2. Change the precision to fp32. How much less does ZeRO-1 save now, and why?
@@ -535,17 +436,14 @@ gpulab.sim.memory_budget(model="llama_7b", ranks=8, parallel="zero1")
 # %% tensor-text [markdown]
 # ## Other cuts: tensor, sequence, pipeline
 #
-# FSDP cuts what is *kept*; each rank still computes whole layers. **Tensor parallelism** cuts the computation: of an MLP's
-# first matrix each rank has some output rows, of the second the same columns as inputs. No rank ever holds the whole, and
-# one all-reduce of the *activations* completes the layer.
-
-# %% tensor-turn-text [markdown]
+# FSDP cuts what is *kept*; each rank still computes whole layers. **Tensor parallelism** cuts the computation. Of an MLP's
+# first matrix each rank has some of the hidden units, and of the second the same ones. Nothing is gathered; one
+# all-reduce of the *activations* completes the layer.
+#
 # **Your turn** · 4 minutes. Compute one rank's part of `relu(x @ up.T) @ down.T`. The check adds up the parts of all ranks.
 
 # %% tensor-turn tags=["your-turn"]
-def mlp_part(x, up, down, rank, ranks):
-    """This rank's summand; up is (hidden, width), down (width, hidden), and ranks divides hidden."""
-    # TODO: a rank takes hidden // ranks of the hidden units: which rows of up, and which columns of down?
+def mlp_part(x, up, down, rank, ranks):  # up is (hidden, width), down (width, hidden)
     ### BEGIN SOLUTION
     each = up.shape[0] // ranks
     mine = slice(rank * each, (rank + 1) * each)
@@ -557,124 +455,82 @@ def mlp_part(x, up, down, rank, ranks):
 
 gpulab.turn.summand_of_mlp(mlp_part)
 
-# %% tensor-write
-# %%writefile tensor.py
-import torch
-import torch.distributed as dist
+# %% tensor-explain [markdown]
+# If each rank had some of the *inputs* of the first matrix, the ReLU would need the sum already. PyTorch calls the first
+# cut `ColwiseParallel`, although it takes rows: `nn.Linear` keeps its matrix transposed. Eight MLPs, on eight H100s, under
+# FSDP (one sample on each) and cut this way (eight samples on all together):
 
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(0)  # the same numbers on both
-x, up, down = torch.randn(16, 64), torch.randn(256, 64), torch.randn(64, 256)
-mine = slice(256 * rank // ranks, 256 * (rank + 1) // ranks)
-part = torch.relu(x @ up[mine].T) @ down[:, mine].T  # half the rows, half the columns
-dist.all_reduce(part)
-whole = torch.relu(x @ up.T) @ down.T
-print("equal to the whole layer:", torch.allclose(part, whole, rtol=1e-4, atol=1e-3))
-print(f"sent: {part.nbytes / 1024:g} KiB of activations; the weights are {(up.nbytes + down.nbytes) / 1024:g} KiB")
-dist.destroy_process_group()
+# %% tensor-make
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+def mlps(samples, tensor):
+    dist.init_process_group("nccl")
+    mesh = dist.init_device_mesh("cuda", (8,))
+    parts = [(nn.Linear(4096, 16384), nn.GELU(), nn.Linear(16384, 4096)) for _ in range(8)]
+    model = nn.Sequential(*[nn.Sequential(*part) for part in parts]).to("cuda", torch.bfloat16)
+    if tensor:
+        parallelize_module(model, mesh, {"*.0": ColwiseParallel(), "*.2": RowwiseParallel()})
+    else:
+        for part in (*model, model):
+            fully_shard(part)
+    x = torch.randn(2048 * samples, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    return lambda: model(x).sum().backward()
 
 # %% tensor-run
-print(launch("tensor.py").ranks[0].output)
+for name, tensor in (("FSDP", False), ("tensor", True)):
+    plan = gpulab.plan(functools.partial(mlps, tensor=tensor), 8 if tensor else 1, "H100", ranks=8)
+    sent = f"{plan.sent / 1e9:.1f} GB in collectives, {plan.communication_ms:4.1f} ms"
+    print(f"{name:<6} {sent}, of which exposed {plan.exposed_ms:4.1f} (virtual, NVLink)")
 
-# %% tensor-explain [markdown]
-# Cut by columns first and the ReLU in between would need the sum already: rows first, then columns, one exchange.
-# PyTorch does it with `parallelize_module`, `ColwiseParallel` and `RowwiseParallel`. Four such exchanges a transformer
-# block and step (attention and MLP, forward and backward) stand in the way of the next kernel, so it stays within NVLink.
-# **Sequence parallelism** splits each all-reduce into reduce-scatter and all-gather, the same bytes, and keeps norms
-# and dropout cut along the sequence between them: fewer activations.
+# %% tensor-result [markdown]
+# Tensor parallelism sends a third of the bytes here, and waits longer: the next kernel needs the sum. A transformer block
+# has four such sums a step (attention and MLP, forward and backward). So it stays within NVLink. **Sequence
+# parallelism** splits each all-reduce into reduce-scatter and all-gather, the same bytes, and keeps norms and dropout
+# cut along the sequence between them: fewer activations.
 #
 # **Pipeline parallelism** puts layers on different ranks; activations go from one to the next, little to send. But a rank
-# waits until the first part of the batch arrives, and again for the first gradient to come back: the **bubble**. Cut
-# into more parts, the batch is on its way to all ranks sooner.
+# waits until the first part of the batch arrives, and again for the last gradient: the **bubble**. Cut into more parts,
+# the batch is on its way to all ranks sooner:
+#
+# ![Two ranks, four parts. Under GPipe all forwards come first, then all backwards. Under 1F1B each rank alternates. Both
+# take equally long.](../docs/pictures/pipeline_schedules.svg)
+#
+# With $P$ ranks and $M$ parts a step takes $(M + P - 1)/M$ of the time without a bubble.
 
 # %% pipeline-predict
-bubble_guess = gpulab.predict("Two ranks, the batch in 8 parts: by what percentage does the bubble lengthen a step?", unit="%")
-
-# %% pipeline-write
-# %%writefile pipeline.py
-import sys
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-import gpulab
-
-with gpulab.VirtualGPU("A100-80", count=2, compute=False):
-    dist.init_process_group("nccl")
-    torch.cuda.set_device(rank := dist.get_rank())
-    block = nn.TransformerEncoderLayer(2048, 32, 8192, batch_first=True)
-    layers = nn.Sequential(nn.TransformerEncoder(block, 2, enable_nested_tensor=False)).cuda()
-    x = torch.randn(64, 512, 2048, device="cuda")
-    stage = PipelineStage(layers, rank, 2, torch.device("cuda", rank))
-    kind = ScheduleGPipe if sys.argv[1] == "GPipe" else Schedule1F1B
-    schedule = kind(stage, int(sys.argv[2]), loss_fn=lambda out, wanted: (out - wanted).square().mean())
-
-# %% pipeline-write-step
-# %%writefile -a pipeline.py
-    for _ in range(2):
-        dist.barrier()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        schedule.step(*([x] if rank == 0 else []), **({"target": x} if rank == 1 else {}))
-        end.record()
-        torch.cuda.synchronize()
-    print(f"step {start.elapsed_time(end)} {torch.cuda.max_memory_allocated() / 2**30}")
-    dist.destroy_process_group()
+bubble_guess = gpulab.predict("2 ranks, 8 parts: the bubble, in per cent of the work?", unit="%")
 
 # %% pipeline-run
-steps = {}
-for kind, parts in (("GPipe", 1), ("GPipe", 2), ("GPipe", 8), ("1F1B", 8)):
-    run = launch("pipeline.py", args=[kind, str(parts)], env={})
-    ms, peak = map(float, run.ranks[0].output.split()[-2:])
-    steps[kind, parts] = ms
-    ideal = steps["GPipe", 1] / 2  # with one part the ranks take turns: each works half of it
-    print(f"{kind:<5} parts {parts}: {ms:5.0f} ms, {ms / ideal:.2f} times the work (formula {(parts + 1) / parts:.2f}), "
-          f"peak of rank 0 {peak:4.1f} GiB (virtual)")
-told = "(M + P − 1)/M of the time; the virtual step is longer, since small parts compute less efficiently and are sent."
-bubble_guess.compare(100 / 8, "computed", because=told)
+bubble_guess.compare(100 / 8, "computed", because="(P − 1)/M: one part's time of eight.")
 
 # %% pipeline-explain [markdown]
-# With $P$ ranks and $M$ parts, GPipe runs all forwards and then all backwards, so that the activations
-# of all $M$ parts lie there; **1F1B** begins the backward of a part as soon as it can: the same bubble, and on rank 0 the
-# activations of $P$ parts.
+# A real step is longer still: small parts compute less efficiently, and stages are seldom equally long. GPipe runs all
+# forwards first, so the activations of all $M$ parts lie there. **1F1B** begins the backward of a part as soon as it can:
+# the same bubble, and on rank 0 the activations of $P$ parts. In PyTorch: `PipelineStage`, `ScheduleGPipe` and
+# `Schedule1F1B` of `torch.distributed.pipelining`.
 
 # %% choose-text [markdown]
 # ### Which one
 #
 # | | cuts | sends, for each block and step | needs | take it when |
 # |---|---|---|---|---|
-# | DDP | the batch | gradients, all-reduced, hidden | any link that hides them | model, state and activations fit |
-# | FSDP | and what is kept | weights twice, gradients once, mostly hidden | NVLink, or a batch that hides it | the state does not fit: the first choice |
+# | DDP | the batch | gradients, all-reduced, mostly hidden | a link that hides them | model, state and activations fit |
+# | FSDP | and what is kept | weights twice, gradients once | NVLink, or a batch that hides it | the state does not fit: the first choice |
 # | tensor | matrices | activations four times, not hidden | NVLink | a layer does not fit, or the batch of a rank would be below one |
 # | sequence | and what lies between them | the same bytes | NVLink | with tensor |
-# | pipeline | layers | activations once each way, small | little; many parts | several machines with a slow link |
+# | pipeline | layers | activations once each way, small | many parts | several machines with a slow link |
 #
-# They combine: tensor within a machine, FSDP or pipeline across (a `DeviceMesh` with two dimensions). **Hybrid sharding**
-# (HSDP) shards within a machine and copies across. Expert and context parallelism cut experts and the sequence of
-# attention; they are beyond this course.
+# They combine: tensor within a machine, FSDP or pipeline across (a `DeviceMesh` with two dimensions). Expert and context
+# parallelism cut experts and the sequence of attention; they are beyond this course.
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
-# Four of them, on two ranks of which one is imagined. What do you expect of each?
-
-# %% mistakes-run
-def told(attempt):
-    """What comes of it: a word, or the first sentence of the exception."""
-    with gpulab.VirtualGPU("T4", ranks=2), warnings.catch_warnings(action="ignore"):  # of the rank that is imagined
-        try:
-            return attempt()
-        except (RuntimeError, ValueError, ImportError) as error:
-            return f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
+# The worst one says nothing, also on a single rank. The gradient here is 2 everywhere:
 
 # %% mistakes-optimizer
-def optimizer_first():
+with gpulab.VirtualGPU("T4", ranks=1):
     dist.init_process_group("nccl")
     model = nn.Linear(8, 8).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -682,59 +538,34 @@ def optimizer_first():
     before = model.weight.full_tensor().clone()
     model(torch.ones(2, 8, device="cuda")).sum().backward()
     optimizer.step()
-    return f"weights changed by the step: {not torch.equal(before, model.weight.full_tensor())}"
-
-# %% mistakes-more
-def unit_that_is_not_called():
-    dist.init_process_group("nccl")
-    attention = nn.MultiheadAttention(64, 1).cuda()
-    fully_shard(attention.out_proj)  # attention reads its weight, and does not call it
-    return attention(*[torch.ones(2, 64, device="cuda")] * 3)
-
-
-def saved_as_usual():
-    dist.init_process_group("nccl")
-    model = fully_shard(nn.Linear(8, 8).cuda())
-    weight = model.state_dict()["weight"]
-    return f"a {type(weight).__name__} of shape {tuple(weight.shape)}, of which this rank has {tuple(weight.to_local().shape)}"
-
-# %% mistakes-told
-def without_a_group():
-    return torch.distributed.fsdp.FullyShardedDataParallel(nn.Linear(8, 8))
-
-
-for attempt in (optimizer_first, unit_that_is_not_called, saved_as_usual, without_a_group):
-    print(f"{attempt.__name__}: {told(attempt)}")
+    print("change of the weights:", (model.weight.full_tensor() - before).tolist()[0])
 
 # %% mistakes-explain [markdown]
 # | mistake | what comes of it | repair |
 # |---|---|---|
-# | the optimizer made before the cut | nothing trains, and nothing fails: it holds the old parameters, and keeps them in memory | `fully_shard` first |
-# | a unit whose `forward` nobody calls | `mixed torch.Tensor and DTensor`: hooks gather, and none ran | units are blocks that are called |
+# | the optimizer made before `fully_shard` | nothing trains: it holds the old parameters, and keeps them in memory | `fully_shard` first |
+# | a unit whose `forward` nobody calls, as `attention.out_proj` | `aten.addmm.default got mixed torch.Tensor and DTensor`: hooks gather, and none ran | units are blocks that are called |
+# | tied weights in two units | `Parameter 'head.weight' is shared with a parameter already managed by another FSDP group` | one unit for both |
 # | `torch.save(model.state_dict())` on rank 0 | a file with a part of the rows, loadable on that rank of as many | DCP, or the full state dict, on all ranks |
-# | no process group | the error above | `init_process_group` first, `set_device` before it |
-# | `model.cuda()` before the cut | the whole model on each GPU: out of memory at the start | the meta device |
-# | `to_empty` and no initialisation | training begins with what lay in memory | `reset_parameters`, or a checkpoint |
-# | a weight's `full_tensor()`, clipping or a save on rank 0 alone | a hang (lesson 12) | all ranks call it, rank 0 prints |
+# | no process group | `Default process group has not been initialized` | `set_device`, then `init_process_group`, then the model |
+# | `model.cuda()` before `fully_shard` | the whole model on each GPU: out of memory at the start | the meta device |
+# | `full_tensor()`, clipping or a save on rank 0 alone | a hang (lesson 12) | all ranks call it, rank 0 prints |
 
 # %% web-text [markdown]
 # ## What the web says
 #
 # | you will read | verdict | tested in |
 # |---|---|---|
-# | “FSDP is the open-source equivalent of ZeRO-3.” | The same idea; but DeepSpeed's ZeRO is open source too, and FSDP also does stage 2. | *Where the bytes go* |
+# | “FSDP is the open-source equivalent of ZeRO-3.” | The same idea; but DeepSpeed's ZeRO is open source too. | *Where the bytes go* |
 # | “Wrap with FSDP and an auto-wrap policy.” | FSDP1. Today `fully_shard`, block by block. | *`fully_shard` in practice* |
 # | “Eight GPUs have eight times the memory.” | With DDP not one byte more for the model. | *A question worth asking* |
 # | “ZeRO-1 is free: it sends no more than DDP.” | In the paper. PyTorch's sends half as much again, and deals whole tensors. | *Where the bytes go* |
-# | “FSDP is slower, it communicates 50 % more.” | 50 % more bytes in one precision; in bf16 fewer than fp32 DDP, and mostly hidden. | *Where the bytes go*, *Gather* |
-# | “`from torch_distributed_zero_redundancy_optimizer import …`” | No such module: `torch.distributed.optim`. | *Setup* |
-# | “Out of memory: use model parallelism, or a smaller model.” | First what fills it: checkpoint activations, shard state; then cut layers. | *Planned* |
-# | “Use FSDP when the model does not fit.” | Also when it does, and its optimizer state does not. | *Planned* |
+# | “FSDP is slower, it communicates 50 % more.” | 50 % more bytes in one precision. What is exposed depends on link and batch. | *Gather, compute, let go* |
+# | “Out of memory: use model parallelism, or a smaller model.” | First what fills it: checkpoint activations, shard state; then cut layers. | *A 7B, a 13B and a 70B planned* |
+# | “Use FSDP when the model does not fit.” | Also when it does, and its optimizer's state does not. | *A 7B, a 13B and a 70B planned* |
 
 # %% quiz-text [markdown]
 # ## Quick check
-#
-# Choose with the arrow keys, answer with Tab and Enter. Every option has its reason.
 
 # %% quiz
 gpulab.quiz(13)
@@ -745,8 +576,9 @@ gpulab.quiz(13)
 # 1. DDP shares work, sharding shares memory: 16 bytes a parameter become $16/N$.
 # 2. The peak is the shard, up to four whole units (weights of two, a gradient and its copy), and activations; so a unit for
 #    each block, and one for the rest.
-# 3. FSDP sends the weights twice and the gradients once. Prefetch hides it; a slow link or a small batch does not let it.
-# 4. Cut, then make the optimizer. Save by DCP: any number of ranks loads it.
+# 3. FSDP sends the weights twice and the gradients once. NVLink or a large batch hides most of it; PCIe with a small one
+#    does not.
+# 4. Shard, then make the optimizer. Meta device, then all weights and buffers set. Save by DCP: any number of ranks loads it.
 # 5. Plan before renting: state by arithmetic, the peak by `gpulab.plan`.
 #
 # **For the checklist:** `fully_shard` per block, then the rest · meta device, then initialise · a precision policy in place of
@@ -755,14 +587,13 @@ gpulab.quiz(13)
 # %% next [markdown]
 # ## What next
 #
-# A job on 64 GPUs is interrupted before it is done: [lesson 14](14_long_runs.ipynb) makes it survive that. Or look at [the
-# map of the course](00_start_here.ipynb).
+# The [exercises](../exercises/13_sharding.ipynb), then [lesson 14](14_long_runs.ipynb): a job on 64 GPUs is interrupted before
+# it is done. Or look at [the map of the course](00_start_here.ipynb).
 #
 # ## References
 #
-# - Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, arXiv 1910.02054 (the table).
-#   DeepSpeed, documentation of the ZeRO estimators.
-# - PyTorch documentation: `torch.distributed.fsdp.fully_shard`, `ZeroRedundancyOptimizer`, *Distributed Checkpoint*, *Tensor
-#   Parallelism*, *Pipeline Parallelism*; Zhao et al., *PyTorch FSDP*, arXiv 2304.11277.
+# - Rajbhandari et al., *ZeRO*, arXiv 1910.02054 (the table). Zhao et al., *PyTorch FSDP*, arXiv 2304.11277.
+# - PyTorch documentation: `fully_shard`, *Distributed Checkpoint*, *Tensor Parallelism*, *Pipeline Parallelism*.
 # - Shoeybi et al., *Megatron-LM*, arXiv 1909.08053 (tensor). Korthikanti et al., arXiv 2205.05198 (sequence). Huang et al.,
 #   *GPipe*, arXiv 1811.06965; Narayanan et al., *PipeDream*, arXiv 1806.03377 (1F1B).
+# - GPU-hours: Touvron et al., *LLaMA*, arXiv 2302.13971; *Llama 2*, arXiv 2307.09288.

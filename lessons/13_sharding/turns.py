@@ -1,4 +1,4 @@
-"""Judges the turns of lesson 13: a model sharded by block, and a rank's part of an MLP under tensor parallelism."""
+"""Judges the turns of lesson 13: a model sharded by block, weights for one on meta, a rank's part of an MLP."""
 
 from __future__ import annotations
 
@@ -83,6 +83,93 @@ def _of_units(root: bool, units: list[bool], finer: bool, whole: list[str]) -> t
             "embedding and head belong to no block: fully_shard(model), after the blocks",
         )
     return "", ""
+
+
+class _WithAngles(nn.Module):
+    """A layer, a batch norm with buffers that are saved, and angles that are not."""
+
+    angles: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+        self.register_buffer("angles", self.compute_angles(), persistent=False)
+
+    def compute_angles(self) -> torch.Tensor:
+        return 1 / 10_000 ** torch.arange(0, 1, 1 / 16, device="cpu")
+
+
+@turn("every rank has its rows of the weights, and the angles are computed anew")
+def filled_from_rank_0(answer: Any) -> None:
+    """A function (model, weights) that fills a sharded model on meta with a state dict that rank 0 alone has."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    whole = _WithAngles()
+    for tensor in whole.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.uniform_(1, 2)
+    with warnings.catch_warnings(), VirtualGPU("T4", ranks=RANKS) as gpu:
+        warnings.simplefilter("ignore")
+        dist.init_process_group("nccl")
+        try:
+            with torch.device("meta"):
+                model = _WithAngles()
+            fully_shard(model)
+            with gpu.timeline() as timeline:
+                _fill(answer, model, {name: value.clone() for name, value in whole.state_dict().items()})
+            _filled(model, whole)
+        finally:
+            dist.destroy_process_group()
+            gc.collect()
+    if not any(span.where == "ranks" for span in timeline.spans):
+        raise NotYet(
+            "rank 0 sends nothing, and the others have no weights",
+            expected="rank 0 sends each rank its rows",
+            likely="StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)",
+        )
+
+
+def _fill(answer: Any, model: _WithAngles, weights: dict[str, torch.Tensor]) -> None:
+    try:
+        answer(model, weights)
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" in str(error):
+            raise AsGiven("load_state_dict copies a whole tensor into a DTensor") from None
+        raise
+
+
+def _filled(model: _WithAngles, whole: _WithAngles) -> None:
+    """Judge what the model holds on rank 0."""
+    where = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    if where != {"cuda"}:
+        raise NotYet(f"the model lies on {', '.join(sorted(where))}", expected="cuda", likely='to_empty(device="cuda")')
+    _values(model, whole)
+    if not torch.allclose(model.angles.cpu(), whole.angles):
+        raise NotYet(
+            "model.angles is what lay in memory",
+            expected="model.compute_angles()",
+            likely="a buffer with persistent=False is in no state dict: copy_ it into model.angles",
+        )
+
+
+def _values(model: _WithAngles, whole: _WithAngles) -> None:
+    """Judge this rank's rows of each parameter, and the saved buffers."""
+    for name, parameter in model.named_parameters():
+        local = getattr(parameter, "to_local", lambda: None)()
+        if local is None:
+            raise NotYet(f"{name} is no DTensor", expected="this rank's rows", likely="the model stays sharded")
+        wanted = whole.get_parameter(name).chunk(RANKS)[0]
+        if local.shape != wanted.shape or not torch.equal(local.cpu(), wanted):
+            raise NotYet(
+                f"{name} has other values", expected="the rows of the state dict", likely="set_model_state_dict"
+            )
+    if not torch.equal(model.norm.running_var.cpu(), whole.norm.running_var):  # type: ignore[union-attr,arg-type]
+        raise NotYet(
+            "norm.running_var has other values",
+            expected="the buffer of the state dict",
+            likely="set_model_state_dict sets saved buffers too; parameters alone are not all",
+        )
 
 
 Part = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, int], torch.Tensor]

@@ -33,7 +33,7 @@ class Job(NamedTuple):
         return 16 * self.parameters / ranks
 
 
-WAYS: dict[str, Way] = {  # bytes; the one that sends least first
+WAYS: dict[str, Way] = {  # bytes; the simplest first
     "ddp": lambda j, n: 16 * j.parameters + j.own(n),
     "zero1": lambda j, n: 8 * j.parameters + j.shard(n) / 2 + j.own(n),
     "fsdp": lambda j, n: j.shard(n) + 16 * j.unit + j.own(n),
@@ -151,9 +151,9 @@ MISTAKES: list[tuple[Any, ...]] = [
         ("an earlier way is taken on more GPUs", "the number of GPUs comes first: the outer loop goes over ranks",
          best(lambda j, one: (ORDER.index(one[1]), one[0]))),
         ("of the ways that fit on as few GPUs the one with fewest bytes is taken",
-         "the first that fits sends least: memory that is left is not worth an exchange",
+         "the first that fits is the simplest: memory that is left over is not worth another cut",
          best(lambda j, one: (one[0], WAYS[one[1]](j, one[0])))),
-        ("of the ways that fit on as few GPUs another than the first is taken", "the first that fits sends least",
+        ("of the ways that fit on as few GPUs another than the first is taken", "the first that fits is the simplest",
          in_order(*reversed(ORDER)), in_order("zero1", "ddp", "fsdp", "tensor"),
          in_order("ddp", "fsdp", "zero1", "tensor"), in_order("ddp", "zero1", "tensor", "fsdp")),
         ("where nothing fits the largest number is returned",
@@ -211,7 +211,7 @@ CLAUSES: list[Clause[Job]] = [
 ]  # fmt: skip
 EXERCISE = Numbers(
     __file__,
-    says="as few GPUs as do, and the way of training that sends least on them",
+    says="as few GPUs as do, and the simplest way of training that fits on them",
     parameters=Job._fields,
     job=Job,
     edges={"shows": SHOWS},
