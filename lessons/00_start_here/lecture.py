@@ -274,7 +274,7 @@ gpulab.progress()
 # - **Half a day of lectures, fit and fast on one GPU:** 00, 03, 05, 07. 3.2 hours.
 # - **A day of lectures, one GPU:** 00, 03, 04, 05, 07, 10, 11. 6.0 hours.
 # - **Everything about one GPU:** 00 to 11, 14, 15. 12.2 hours.
-# - **Several GPUs:** 00, 04, 08, 12, 13, 14. 5.0 hours.
+# - **Several GPUs:** 00, 04, 08, 12, 13, 14. 4.9 hours.
 #
 # These hours are the lectures; exercises take about as long again.
 

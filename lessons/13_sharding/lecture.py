@@ -10,7 +10,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 60 minutes, and 75 for the exercises | `04_memory`, `06_less_memory`, `12_many_gpus` | any machine |
+# | 55 minutes, and 75 for the exercises | `04_memory`, `06_less_memory`, `12_many_gpus` | any machine |
 
 # %% question-text [markdown]
 # ## A question worth asking
