@@ -136,16 +136,17 @@ def held(wrap, optimizer=torch.optim.AdamW):  # bytes a parameter on one of 8 ra
 
 
 zero1 = functools.partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW)
-print(f"DDP: 16 bytes a parameter computed, {held(ddp):.1f} held (virtual)")
-print(f"ZeRO-1: 9 computed, {held(ddp, zero1):.1f} held")
-print(f"FSDP: 2 computed, {held(by_block):.1f} held")
+print(f"DDP: 16 bytes a parameter computed, {held(ddp):.0f} held (virtual)")
+print(f"ZeRO-1: 9 computed, {held(ddp, zero1):.0f} held")
+print(f"FSDP: 2 computed, {held(by_block):.0f} held")
 
 # %% held-explain [markdown]
 # The formula holds. With ZeRO-1 it holds on average: `ZeroRedundancyOptimizer` deals out *whole* tensors, so some ranks
 # have more and some less.
 #
 # What does it cost? An all-reduce is a reduce-scatter, which gives each rank its part of the sum, and an all-gather, which
-# brings the parts round (lesson 12). FSDP gathers weights instead: before forward, and again before backward.
+# brings the parts round (lesson 12). FSDP too scatters the gradients. But it gathers weights: before forward, and again
+# before backward.
 
 # %% passes-predict
 passes_guess = gpulab.predict("All in fp32: how many times what DDP sends does FSDP send?")
@@ -302,7 +303,7 @@ for way in ("ddp", "fsdp"):
 # - **Mixed precision** is a policy, not autocast, as `bf16` above.
 # - **Accumulating without exchange**, `model.set_requires_gradient_sync(False)`, keeps *whole* gradients on every rank, 4
 #   bytes a parameter. The gathers remain. So the test of lesson 12, a step in `no_sync`, does not show all of FSDP's
-#   exposed time. A profile does: the gaps between kernels.
+#   exposed time. A profile does: look for times in which only NCCL's kernels run.
 # - **HSDP** shards within a machine and copies across machines:
 #   `fully_shard(…, mesh=init_device_mesh("cuda", (machines, 8)))`.
 # - **FSDP1**, the class `FullyShardedDataParallel` with `auto_wrap_policy`, is what older code uses.
@@ -484,7 +485,8 @@ for name, tensor in (("FSDP", False), ("tensor", True)):
     print(f"{name:<6} {sent}, of which exposed {plan.exposed_ms:4.1f} (virtual, NVLink)")
 
 # %% tensor-result [markdown]
-# Tensor parallelism sends a third of the bytes here, and waits longer: the next kernel needs the sum. A transformer block
+# Here tensor parallelism has a third of the bytes in its collectives (an all-reduce moves each of them twice), and its
+# link works half as long. Yet it waits longer: the next kernel needs the sum. More samples make it worse. A transformer block
 # has four such sums a step (attention and MLP, forward and backward). So it stays within NVLink. **Sequence
 # parallelism** splits each all-reduce into reduce-scatter and all-gather, the same bytes, and keeps norms and dropout
 # cut along the sequence between them: fewer activations.
