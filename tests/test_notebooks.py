@@ -37,7 +37,7 @@ WANTED_ERRORS = {
     "05_out_of_memory": ["OutOfMemoryError", "RuntimeError"],
     "10_profiling": ["AssertionError", "AttributeError", "ValueError"],
     "11_faster_steps": ["RuntimeError"],
-    "12_many_gpus": ["RankFailed", "TimeLimit"],
+    "12_many_gpus": ["TimeLimit", "RankFailed", "RankFailed"],
     "14_long_runs": ["UnpicklingError", "RuntimeError"],
 }
 

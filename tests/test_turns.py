@@ -2297,6 +2297,66 @@ def how_many(rank, ranks, length):
     return -(-length // ranks)
 
 
+@right("fair_loss")
+def share_of_the_mean(losses, total, ranks):
+    return losses.mean() * len(losses) * ranks / total
+
+
+@right("fair_loss")
+def each_weighed(losses, total, ranks):
+    return (losses * (ranks / total)).sum()
+
+
+@wrong("fair_loss", "too small by the number of ranks", "multiply by it")
+def forgets_that_ddp_divides(losses, total, ranks):
+    return losses.sum() / total
+
+
+@wrong("fair_loss", "that of a sum", "divide by total, and multiply by ranks")
+def sums_up(losses, total, ranks):
+    return losses.sum()
+
+
+@wrong("fair_loss", "that of a sum", "divide by total")
+def sums_up_for_all(losses, total, ranks):
+    return losses.sum() * ranks
+
+
+@wrong("fair_loss", "ranks still count alike, and all of them too much", "and not by this rank's")
+def mean_times_ranks(losses, total, ranks):
+    return losses.mean() * ranks
+
+
+@wrong("fair_loss", "ranks still count alike", "mean() has divided", "sum()")
+def mean_for_the_sum(losses, total, ranks):
+    return losses.mean() * ranks / total
+
+
+@wrong("fair_loss", "ranks still count alike", "DDP divides by ranks")
+def mean_by_total(losses, total, ranks):
+    return losses.mean() / total
+
+
+@wrong("fair_loss", "the weights of the samples are", "by which DDP divides")
+def upside_down(losses, total, ranks):
+    return losses.sum() * total / ranks
+
+
+@wrong("fair_loss", "without a graph", "has cut the graph")
+def cuts_the_graph(losses, total, ranks):
+    return losses.detach().sum() * ranks / total
+
+
+@wrong("fair_loss", "a tensor of shape ()", "sum() makes one number")
+def one_for_each(losses, total, ranks):
+    return losses * ranks / total
+
+
+@wrong("fair_loss", "a tensor of shape ()", "the return is missing")
+def weighs_and_returns_nothing(losses, total, ranks):
+    losses.sum() * ranks / total
+
+
 PARTED = {"a": (2, 7), "b": (1, 9), "c": (3, 4), "d": None, "e": (2, 3)}
 
 
@@ -2651,6 +2711,47 @@ def more_with_each_update(after):
 @wrong("grows", "came back", "a comparison gives one")
 def by_how_much(after):
     return after[-1] - after[2]
+
+
+@right("possible")
+def by_the_share_of_the_peak(words_per_second, parameters, peak_tflops):
+    return words_per_second * parameters * 6 / 1e12 / peak_tflops <= 1
+
+
+@right("possible")
+def by_seconds_a_word(words_per_second, parameters, peak_tflops):
+    forward = 2 * parameters / (peak_tflops * 1e12)
+    return not 1 / words_per_second < 3 * forward
+
+
+@wrong("possible", "came back", "a comparison gives one")
+def as_a_share(words_per_second, parameters, peak_tflops):
+    return 6 * parameters * words_per_second / (peak_tflops * 1e12)
+
+
+@wrong("possible", "at 40 % of the peak is called impossible", "10¹² FLOPs a second")
+def tera_forgotten(words_per_second, parameters, peak_tflops):
+    return 6 * parameters * words_per_second <= peak_tflops
+
+
+@wrong("possible", "at four times the peak is called possible", "10¹² FLOPs a second, and each parameter")
+def tera_twice(words_per_second, parameters, peak_tflops):
+    return 6 * parameters * words_per_second <= peak_tflops * 1e15
+
+
+@wrong("possible", "at 1.3 times the peak is called possible", "backward 4")
+def forward_alone(words_per_second, parameters, peak_tflops):
+    return 2 * parameters * words_per_second <= peak_tflops * 1e12
+
+
+@wrong("possible", "at 90 % of the peak is called impossible", "may come close")
+def with_recomputation(words_per_second, parameters, peak_tflops):
+    return 8 * parameters * words_per_second <= peak_tflops * 1e12
+
+
+@wrong("possible", "four times the peak is not", "turned round")
+def asks_whether_it_lies(words_per_second, parameters, peak_tflops):
+    return 6 * parameters * words_per_second > peak_tflops * 1e12
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -190,6 +190,40 @@ def registered() -> Picture:
     return Picture(860, 256, "A module's .to walks along what is registered", REGISTERED, tuple(body), 1)
 
 
+def optimizer_state() -> Picture:
+    """What a move of the model takes along: the memory of its parameters, and not the optimizer's state."""
+    body = [
+        *_box(18, 8, 150, "model", "moved by .to", GREEN),
+        *_box(18, 104, 150, "optimizer", "never moved", BLUE),
+        *_box(270, 56, 180, "one Parameter", "the same object", GREEN),
+        *_box(640, 8, 200, "before: CPU memory", "float32 values", BLUE),
+        *_box(640, 104, 200, "after: GPU memory", "float32 values", GREEN),
+        *_box(270, 160, 180, "its state", "made in step()", BLUE),
+        line(168, 34, 270, 72, stroke=INK, width=3),
+        line(168, 130, 270, 92, stroke=INK, width=3),
+        line(168, 140, 270, 186, stroke=INK, width=3),
+        line(450, 72, 640, 34, stroke=INK, width=3, dash="6 5"),
+        line(450, 92, 640, 130, stroke=INK, width=3),
+        text(470, 191, "stays where it was made", weight="bold"),
+    ]
+    return Picture(860, 222, "The state does not move with the model", OPTIMIZER_STATE, tuple(body), 1)
+
+
+def visible_devices() -> Picture:
+    """The numbers of GPUs in a process that sees two of four."""
+    body = [text(18, 36, "in the process"), text(18, 126, "in the machine")]
+    for number in range(4):
+        x, seen = 160 + 175 * number, number > 1
+        body += [*_box(x, 98, 150, f"GPU {number}", "visible" if seen else "hidden", GREEN if seen else MUTED)]
+        if seen:
+            left = 160 + 175 * (number - 2)
+            body += [
+                *_box(left, 8, 150, f"cuda:{number - 2}", "its number here", BLUE),
+                line(left + 75, 60, x + 75, 98, stroke=INK, width=3),
+            ]
+    return Picture(860, 158, "A process counts the GPUs that it sees", VISIBLE_DEVICES, tuple(body), 1)
+
+
 def late_error() -> Picture:
     """When an error in values is noticed: with launches that nobody waits for, and with CUDA_LAUNCH_BLOCKING=1."""
     body = []
@@ -217,6 +251,10 @@ REGISTERED = (
     "Registered: std, a buffer, and first, a submodule. "
     "Not registered: mean, a plain attribute, and rest, a Python list."
 )
+OPTIMIZER_STATE = (
+    "The model and the optimizer hold the same Parameter, whose memory moves. The optimizer's state stays where it is."
+)
+VISIBLE_DEVICES = "In the process cuda:0 is the machine's GPU 2, and cuda:1 its GPU 3. GPUs 0 and 1 are hidden."
 LATE_ERROR = (
     "By default the host goes on while the kernel fails, and backward is blamed. "
     "With CUDA_LAUNCH_BLOCKING=1 cross_entropy waits for its kernel, and is blamed."
@@ -431,6 +469,76 @@ WEIGHTS = (
     "Micro-batches of 16, 16, 16 and 2 samples, and of 5 and 22 tokens: in a mean of means "
     "the small one's samples or tokens weigh most; weighted by share, all weigh the same."
 )
+
+
+def straggler() -> Picture:
+    """Two ranks of which one is late: how long the kernel of their collective looks on each."""
+    rows = (
+        (46, "rank 0", 340, "computes", "NCCL kernel: it spins", SKY),
+        (118, "rank 1", 600, "computes: it is late", "", SKY),
+    )
+    body = []
+    for y, name, until, work, waits, colour in rows:
+        body += [
+            text(18, y + 26, name, size=HEAD, weight="bold"),
+            bar(110, y, until - 110, 42, fill=colour),
+            text((110 + until) / 2, y + 26, work, anchor="middle", fill=INK),
+            bar(until, y, 600 - until, 42, fill=ORANGE) if waits else "",
+            text((until + 600) / 2, y + 26, waits, anchor="middle", fill=INK) if waits else "",
+            bar(600, y, 130, 42, fill=GREEN),
+            text(665, y + 26, "NCCL: sends", anchor="middle", fill=INK),
+        ]
+    body += [
+        line(600, 30, 600, 176, stroke=INK, width=1.5),
+        text(600, 22, "the last rank has come", anchor="middle", fill=MUTED),
+        text(842, 196, "time", anchor="end", fill=MUTED),
+    ]
+    return Picture(860, 206, "The late rank has the shortest NCCL kernel", STRAGGLER, tuple(filter(None, body)), 1)
+
+
+def dealing() -> Picture:
+    """How DistributedSampler deals seven samples to three ranks, and what it repeats."""
+    body = []
+    for rank in range(3):
+        y = 14 + 46 * rank
+        body.append(text(18, y + 24, f"rank {rank}", size=HEAD, weight="bold"))
+        for step in range(3):
+            index = 3 * step + rank
+            padded = index > 6
+            body += [
+                bar(150 + 120 * step, y, 96, 34, fill=ORANGE if padded else SKY),
+                text(198 + 120 * step, y + 23, str(index % 7), anchor="middle", fill=INK, weight="bold"),
+            ]
+    body.append(text(530, 14 + 46 * 1 + 24, "orange: drawn a second time", fill=MUTED))
+    return Picture(860, 156, "Seven samples on three ranks are nine", DEALING, tuple(body), 1)
+
+
+def parted() -> Picture:
+    """The collectives of two ranks, in the order of their calls, up to the one in which both wait."""
+    rows = (("rank 0", "all_reduce: a metric"), ("rank 1", "broadcast"))
+    body = []
+    for i, (name, second) in enumerate(rows):
+        y = 34 + 54 * i
+        body += [
+            text(18, y + 26, name, size=HEAD, weight="bold"),
+            bar(110, y, 240, 40, fill=SKY),
+            text(230, y + 25, "all_reduce: done", anchor="middle", fill=INK),
+            bar(370, y, 240, 40, fill=ORANGE),
+            text(490, y + 25, f"{second}: waits", anchor="middle", fill=INK),
+        ]
+    body += [
+        text(230, 20, "collective 1", anchor="middle", fill=MUTED),
+        text(490, 20, "collective 2", anchor="middle", fill=MUTED),
+    ]
+    return Picture(860, 140, "Both wait in collective 2, and each in another one", PARTED, tuple(body), 1)
+
+
+DEALING = "Rank 0 gets samples 0, 3, 6; rank 1 gets 1, 4 and again 0; rank 2 gets 2, 5 and again 1."
+PARTED = "Collective 1 is an all-reduce on both ranks, collective 2 an all-reduce on rank 0 and a broadcast on rank 1."
+STRAGGLER = (
+    "Rank 0 has computed early: its NCCL kernel starts, spins and sends. Rank 1 is late: its NCCL kernel only sends. "
+    "Both end together."
+)
 TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "host_and_gpu": host_and_gpu,
     "who_holds": who_holds,
@@ -439,6 +547,8 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "staging": staging,
     "two_streams": two_streams,
     "registered": registered,
+    "optimizer_state": optimizer_state,
+    "visible_devices": visible_devices,
     "late_error": late_error,
     "format_bits": format_bits,
     "cast_in_graph": cast_in_graph,
@@ -446,6 +556,9 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "weights": weights,
     "real_steps": real_steps,
     "late_rank": late_rank,
+    "straggler": straggler,
+    "dealing": dealing,
+    "parted": parted,
 }
 
 

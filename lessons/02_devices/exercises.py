@@ -22,7 +22,7 @@ gpu = gpulab.setup()
 # ## 1 · One step, on any machine
 #
 # **Build** a training step that runs on a laptop, on the GPU that is there, whoever made it, or on the device it is told.
-# **Why:** the script below is how most code begins, and it runs on the CPU, always.
+# **Why:** the script below is how most code begins, and it uses no GPU, even where there is one.
 #
 # 15 minutes · difficulty ●●○
 #

@@ -83,7 +83,7 @@ print("this script would use:", chosen)
 # | NVIDIA | `cuda` | `torch.cuda` | |
 # | AMD (ROCm build) | `cuda` | `torch.cuda` | the same names; `torch.version.hip` is set |
 # | Intel | `xpu` | `torch.xpu` | |
-# | Apple | `mps` | `torch.mps` | one device; no float64; `PYTORCH_ENABLE_MPS_FALLBACK=1` computes on the CPU what it cannot |
+# | Apple | `mps` | `torch.mps` | one device; no float64; `PYTORCH_ENABLE_MPS_FALLBACK=1` sends to the CPU what MPS lacks |
 #
 # `torch.accelerator` has what all of them share, such as `device_count` and `synchronize`. What only one of them has stays
 # in its own module. Guard such calls with `if device.type == "cuda"`.
@@ -143,7 +143,7 @@ made = gpulab.timing.measure(lambda: torch.zeros(2**22, device=device)).median_m
 print(f"16 MiB: copied in {copied:.3f} ms, made there in {made:.3f} ms ({gpu.numbers})")
 
 # %% make-after [markdown]
-# The bus limits a large copy. Zeros that are made on the GPU are written at the speed of its own memory, which is many
+# The copy crosses the bus. Zeros that are made on the GPU are written at the speed of its own memory, which is many
 # times higher. And what is made on the host needs host memory, too. So large models are built on the device, or on
 # `meta` (shapes without memory) and filled later (lesson 13).
 #
@@ -281,12 +281,7 @@ why = "From CPU to GPU the Parameter objects stay, and the optimizer holds these
 trained_guess.compare(trained(resnet, optimizer), because=why)
 
 # %% optimizer-state-text [markdown]
-# ```
-# model ──────┐                             before: CPU memory
-#             ├──> one Parameter object ──>
-# optimizer ──┘                             after:  GPU memory
-#     └──> its state, once it has stepped ──────────> stays where it is
-# ```
+# ![The model and the optimizer hold the same Parameter, whose memory moves. The optimizer's state stays where it is.](../docs/pictures/optimizer_state.svg)
 #
 # An optimizer is not a module: nothing moves its **state**. Adam makes its two moments in its first step, where the
 # parameters are at that moment. The optimizer above has stepped. Now move the model again:
@@ -308,8 +303,9 @@ resnet.load_state_dict(state, assign=True)
 print("trained:", trained(resnet, optimizer), "of 62 parameters, and no error")
 
 # %% optimizer-verdict [markdown]
-# The optimizer steps over parameters that nobody uses. Loss and gradients are computed, the weights stay, and the only
-# sign is a loss that does not fall. A model that was built on `meta` and filled later is another such case.
+# The optimizer still holds the old parameters. They get no gradient, so it skips them. The new ones get gradients and
+# never move: the loss does not fall, and that is the only sign. A model that was built on `meta` and filled later is
+# another such case.
 #
 # So keep the rule, **model first, optimizer second**, for another reason: state stays behind, and some operations
 # replace parameters. When you resume, `optimizer.load_state_dict` comes last. It moves the state to the parameters.
@@ -341,8 +337,9 @@ gpulab.turn.resume_in_order(resume)
 # %% together-text [markdown]
 # ## Together on one device
 #
-# A kernel runs on one device and reads that device's memory. PyTorch moves nothing unasked, since a hidden copy in a loop
-# would cost more than an error. The rule: **all tensors of an operation are on the same device.** It has exceptions.
+# A kernel runs on one device and, as a rule, reads that device's memory. PyTorch moves hardly anything unasked: a
+# hidden copy in a loop would cost more than an error. The rule: **all tensors of an operation are on the same device.**
+# It has exceptions.
 #
 # In these ten expressions, `g`, `n` and `j` are on the GPU, `c`, `s` and `i` on the CPU; `n` and `s` are
 # 0-dimensional, `i` and `j` are indices: `g + c`, `g + 2`, `g + s`, `c + n`, `g[i]`, `c[j]`, `g.index_select(0, i)`,
@@ -366,9 +363,9 @@ for code in [*codes, "g[c > 0]", "g.copy_(c)", "torch.cat([g, c])"]:
 refused_guess.compare(refused, because="Numbers, indices in brackets and copy_ may cross.")
 
 # %% together-explain [markdown]
-# - A **0-dimensional CPU tensor** counts as a number: its value goes along with the launch. The other way round, in
-#   `c + n`, the host would have to wait for the GPU.
-# - **Indices in brackets** may be on the CPU. PyTorch copies them over each time, and waits for the copy.
+# - In elementwise operations, a **0-dimensional CPU tensor** counts as a number: its value goes along with the launch.
+#   The other way round, in `c + n`, the host would have to wait for the GPU.
+# - **Indices in brackets** may be on the CPU. PyTorch copies them over each time. For integers the host waits.
 # - **`copy_`** is made for crossing.
 #
 # Other messages name an argument. A `Linear` says “but got mat1 is on cpu, different from other tensors”: `mat1` is your
@@ -380,7 +377,7 @@ refused_guess.compare(refused, because="Numbers, indices in brackets and copy_ m
 #
 # Three tensors, a bus, a GPU. In the simulator `weights` has gone to the GPU, and `bias` has not.
 #
-# 1. Add `bias to GPU` before the sum. How much of the time of its 2.05 KB on the bus is latency?
+# 1. Add `bias to GPU` before the sum. What part of its time on the bus is latency?
 # 2. Let the copy get *the same name*. What happens to the first `weights` in host memory?
 # 3. Let it get *its place in a module*. Why does one command now move both?
 
@@ -406,8 +403,8 @@ for code in ["w.numpy()", "w.cpu().numpy()", "w.detach().cpu().numpy()", "half.n
 # `w.numpy(force=True)` is the whole chain in one call. NumPy has no bfloat16, so such a tensor becomes float32 first:
 # `half.float().numpy()`. Matplotlib, pandas and scikit-learn call NumPy, and show the same messages.
 #
-# `.item()`, `.tolist()`, `float(x)` and `print(x)` cross by themselves. Each of them **waits** until the GPU has done
-# everything before it. Lesson 03 measures what that costs.
+# `.item()`, `.tolist()`, `float(x)` and `print(x)` cross by themselves. Each of them **waits** until the GPU has
+# computed the value. Lesson 03 measures what that costs.
 
 # %% several-text [markdown]
 # ## Several GPUs
@@ -429,19 +426,17 @@ why = "cuda is the current GPU: number 0, until somebody changes it."
 move_guess.compare(copied, "virtual", because=why)
 
 # %% several-explain [markdown]
-# Code that says `"cuda"` in the middle of a model pulls tensors over to GPU 0. With one GPU it works. On the second, it
-# fails, or it fills GPU 0 with copies. Inside a model, never name a device: take `x.device`.
+# Code that says `"cuda"` in the middle of a model pulls tensors over to the current GPU. With one GPU it works. On the
+# second, it fails, or it fills GPU 0 with copies. Inside a model, never name a device: take `x.device`.
 #
-# A tensor's device has a number. The device that you write may have none, and then **the two are not equal**. To ask for
-# the kind, compare `x.device.type == "cuda"`; to ask for the place, compare with a device that has a number.
+# A GPU tensor's device has a number. The device that you write may have none, and then **the two are not equal**. To
+# ask for the kind, compare `x.device.type == "cuda"`; to ask for the place, compare with a device that has a number.
 #
 # Numbers belong to the *process*. After `CUDA_VISIBLE_DEVICES=2,3`, set before Python starts:
 #
-# ```
-# in the process          in the machine
-#     cuda:0   ──────────────>   GPU 2
-#     cuda:1   ──────────────>   GPU 3
-# ```
+# ![In the process cuda:0 is the machine's GPU 2, and cuda:1 its GPU 3. GPUs 0 and 1 are hidden.](../docs/pictures/visible_devices.svg)
+#
+# CUDA counts the fastest GPU first, `nvidia-smi` by slot. With unequal GPUs set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, too.
 
 # %% several-turn-text [markdown]
 # **Your turn** · 2 minutes. `padding` says which positions of a batch are behind the end of their sequence. It was
@@ -473,8 +468,8 @@ gpulab.devices.print_tensor_info(model.mean, "mean")
 print(gpulab.devices.verify_model_device(model, device))
 
 # %% see-stray-text [markdown]
-# It passes, although `mean` is on the CPU. These functions see what is registered, as `.to` does. Plain tensors stand
-# where Python keeps attributes:
+# It passes, although `mean` is on the CPU. These functions see what is registered, as `.to` does. Plain tensors are
+# among Python's attributes:
 
 # %% see-stray
 for name, module in model.named_modules():
@@ -490,8 +485,8 @@ for name, module in model.named_modules():
 # ## The error that comes late
 #
 # So far, each error came at the line that caused it. PyTorch checks shapes, dtypes and devices on the host, before a
-# launch. It cannot check **values** there, since they are on the GPU. A label for a class that does not exist
-# is such a value. On the CPU:
+# launch. It does not check **values** there: the host would have to wait for them. A label for a class that does not
+# exist is such a value. On the CPU:
 
 # %% late-cpu
 from_one = torch.arange(3, 11)  # digits counted from 1: the last is 10, ten classes are 0 to 9
@@ -558,23 +553,21 @@ line_guess.compare(run(script, CUDA_LAUNCH_BLOCKING="0"), gpu.numbers, because=w
 blamed = run(script, CUDA_LAUNCH_BLOCKING="1")
 
 # %% late-picture [markdown]
-# Now the fault and the blame are in one line.
-#
 # ![By default the host goes on while the kernel fails, and backward is blamed. With CUDA_LAUNCH_BLOCKING=1 cross_entropy waits for its kernel, and is blamed.](../docs/pictures/late_error.svg)
 
 # %% late-remedies [markdown]
 # Three ways to the line, cheapest first:
 #
 # 1. **Read what the kernel wrote** to stderr (in Jupyter look in the terminal, too). `t >= 0 && t < n_classes` is a
-#    label. `vectorized gather kernel index out of bounds` are rows taken by number, as in an embedding. `index out of
-#    bounds` is another index in brackets.
-# 2. **Run the step on the CPU.** It checks at the call and names the value.
+#    label. `vectorized gather kernel index out of bounds` and `srcIndex < srcSelectDimSize` mean rows taken by number, as
+#    in an embedding. `index out of bounds` is another index in brackets.
+# 2. **Run the step on the CPU.** It checks at the call, and often names the value.
 # 3. **`CUDA_LAUNCH_BLOCKING=1`**, or `torch.cuda.synchronize()` behind each suspicious line. Both are slow: for
 #    debugging only.
 #
 # The usual causes are labels counted from 1, a padding label of −1 where `ignore_index` is −100, a tokenizer with more
-# words than the embedding, and a head with too few classes. Check once, on the host, when the data come in:
-# `assert 0 <= y.min() and y.max() < classes`.
+# words than the embedding, and a head with too few classes. Check once, on the host, when the data come in,
+# that `0 <= y.min()` and `y.max() < classes`, without the padding.
 
 # %% web-text [markdown]
 # ## What the web says
@@ -614,7 +607,7 @@ for place in ("cpu", device):
 
 # %% mistake-parameter-repair [markdown]
 # On the GPU the model has no parameters, and no error says so. Write `nn.Parameter(torch.ones(3, device=device))`, or
-# move the finished model. For the same reason `torch.ones(3, requires_grad=True).to("cuda")` never gets a `.grad`.
+# move the finished model. For the same reason `torch.ones(3, requires_grad=True).to("cuda")` gets no `.grad`.
 
 # %% quiz-text [markdown]
 # ## Quick check
@@ -628,7 +621,7 @@ gpulab.quiz(2)
 # 1. A model has no device; its tensors have. `.to` moves what is registered: parameters, buffers, submodules.
 # 2. `.to` of a tensor returns a copy or the tensor itself. Keep the result, and change nothing in place after it. `.to`
 #    of a module works in place.
-# 3. Model first, optimizer second, its state last. The parameters stay the same, but the state does not move.
+# 3. Model first, optimizer second, its state last. A move keeps the parameters, and leaves the state behind.
 # 4. Choose the device once, at the top, with `check_available=True`. Inside a model take `x.device`.
 # 5. An error in values comes late and costs the process its GPU: `CUDA_LAUNCH_BLOCKING=1`, or one batch on the CPU.
 

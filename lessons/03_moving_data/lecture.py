@@ -51,7 +51,7 @@ why = f"After {1e6 * fastest:.0f} µs the product had been asked for, and not co
 rate_guess.compare(round(2 * n**3 / fastest / 1e12), gpu.numbers, because=why)
 
 # %% question-answer [markdown]
-# No GPU does that in fp32. With a larger matrix, the same mistake gives a plausible number, which
+# No GPU does that in fp32. With a smaller matrix, the same mistake gives a plausible number, which
 # ends up in a report. This lesson is about the time between asking and having.
 
 # %% queue-text [markdown]
@@ -59,7 +59,7 @@ rate_guess.compare(round(2 * n**3 / fastest / 1e12), gpu.numbers, because=why)
 #
 # A GPU call returns when its work has been *queued*. The host (the CPU and your Python) checks
 # shapes, takes memory for the result, and puts a launch into a queue, called a **stream**. The GPU
-# works off the queue in order. The tensor that you get back is real. Its values are a promise.
+# works through the queue in order. The tensor that you get back is real. Its values are a promise.
 #
 # This is a feature: by running ahead, the host keeps the GPU supplied. Below, it queues three long
 # products, and then asks for a value.
@@ -79,8 +79,8 @@ gpulab.timing.timeline(lambda: busy()[-1].sum().item())
 # The launches are the thin line at the start. Then `.item()` needs a number, and the host waits.
 #
 # `torch.cuda.synchronize()` waits too: until all that is queued on the device, in all streams, has
-# been done. It computes nothing and frees nothing. You need it in two places: around a host's
-# clock, and before you read memory that an asynchronous copy fills.
+# been done. Outside of debugging you need it in two places: around a host's clock, and before you
+# read memory that an asynchronous copy fills.
 #
 # The queue has an end. After about a thousand launches (observed, not documented) the host waits
 # for room. A timer without `synchronize` then sees part of the truth, and is believed.
@@ -188,10 +188,10 @@ for name, work in ("1", in_side_stream), ("2", lambda: a16 @ b16), ("3", lambda:
     print(f"benchmark {name} {2 * n**3 / gpu_ms(work) / 1e9:7,.1f} TFLOP/s ({gpu.numbers})")
 
 # %% sheet-explain [markdown]
-# *1* has a good clock in the wrong place. The events stand in the current stream, the product runs
-# in another, and nothing makes the one wait for the other. *2* is true and answers another
-# question: fp16 on tensor cores, set beside a peak for fp32. *3* is what was asked for. More ways
-# to report too much:
+# *1* has a good clock in the wrong place. The events are in the current stream, the product is in
+# another, and nothing makes the one wait for the other. *2* is true and answers another question:
+# fp16 on tensor cores, set beside a peak for fp32. *3* is what was asked for. More ways to report
+# too much:
 #
 # - **Time on zeros.** An H200 did 769 to 798 TFLOP/s on random numbers and 894 on zeros (recorded,
 #   8192³ in bf16). Bits that do not flip take less power, so the clock stays higher.
@@ -203,8 +203,11 @@ for name, work in ("1", in_side_stream), ("2", lambda: a16 @ b16), ("3", lambda:
 # %% bridge-text [markdown]
 # ## Two memories and a bridge
 #
-# Kernels read the GPU's own memory. The host's data come over a link, mostly PCIe. Copy 67 MB
-# within the GPU (it reads and writes every byte), and then from the host.
+# Kernels read the GPU's own memory (HBM in an A100). The host's data come over a link, mostly PCIe:
+#
+# ![Data paths of an A100 to scale: registers to lanes 117 TB/s, L1 and shared memory 19.5, L2 7.2, HBM 2.0, PCIe 0.03.](../docs/pictures/gpu_memories.svg)
+#
+# Copy 67 MB within the GPU (it reads and writes every byte), and then from the host.
 
 # %% bridge-run
 x = torch.randn(2**24)
@@ -216,8 +219,8 @@ print(f"from the host  {x.nbytes / across / 1e6:5.0f} GB/s ({gpu.numbers})")
 
 # %% bridge-explain [markdown]
 # “PCIe is 60 times slower than the GPU's memory”, says the web. By data sheets it is 20 times on a
-# T4 (PCIe 3), 32 on an RTX 4090, 64 on an A100 (both PCIe 4), 52 on an H100 and 75 on an H200 (PCIe
-# 5). The conclusion is the same: **move data once, keep it there, and compute on it often**.
+# T4 (PCIe 3), 32 on an RTX 4090, 64 on an A100 80GB (both PCIe 4), 52 on an H100 and 75 on an H200
+# (PCIe 5). The conclusion is the same: **move data once, keep it there, and compute on it often**.
 #
 # Mind the dtype. A default copy that also changes the dtype converts on the *host*, and the new
 # type crosses the link. (With `non_blocking=True`, PyTorch converts on the GPU.) That helps from
@@ -237,7 +240,8 @@ print(f".to(device).float()        {ms(lambda: pixels.to(device).float()):5.2f} 
 #
 # The virtual GPU's copies keep to this line, since its model is the line. So try it on copies of a
 # Quadro RTX 6000, recorded from C, a hundred queued at a time. (*Pinned* and *pageable* memory are
-# the next section.) From pinned memory, compare many small copies with one large copy:
+# the next section.) From pinned memory, a copy there takes some 8 µs, and then moves 12 GB/s.
+# Compare many small ones with a large one:
 
 # %% cost-predict
 small_guess = gpulab.predict("256 × 4 KiB take how many times as long as 1 × 1 MiB?", unit="times")
@@ -249,8 +253,7 @@ why = f"{1000 * small:.1f} µs and {1000 * large:.1f} µs: the latency is paid 2
 small_guess.compare(round(256 * small / large), "recorded", because=why)
 
 # %% cost-fit-text [markdown]
-# Now fit the line, with weights $1/t$, so that relative errors count alike. (Without them, the
-# largest copies alone would decide.)
+# Now fit the line, with weights $1/t$, so that relative errors count alike.
 
 # %% cost-fit
 gpulab.style.use()
@@ -267,7 +270,7 @@ axes.legend()
 gpulab.style.show(figure, alt="Time over size: flat up to some 8 kB, then rising in proportion.")
 
 # %% cost-explain [markdown]
-# No copy here is more than a sixth off its line. That will do for planning.
+# No copy here is more than a sixth off its line.
 #
 # The line bends where the bytes take as long as the latency: at latency × bandwidth, 90 kB here for
 # pinned memory. Far below that size, **make fewer copies**. Far above it, only bytes count. A
@@ -285,7 +288,7 @@ print(f"one by one {one_by_one:.2f} ms, at once {at_once:.2f} ms ({gpu.numbers})
 # The GPU fetches data by itself (direct memory access), so the pages must stay where they are.
 # Ordinary memory is **pageable**: the system may move a page or write it to disk. So the driver
 # copies it piece by piece into a **staging buffer**, which is page-locked, and the GPU fetches from
-# there. A truck can load at the dock only, so you carry each book there from its shelf.
+# there.
 #
 # ![A pageable copy goes piece by piece through the driver's staging buffer, and the host takes part. From pinned memory the GPU fetches by itself.](../docs/pictures/staging.svg)
 #
@@ -316,7 +319,7 @@ for name, way in ways.items():
 
 # %% fetch-turn-text [markdown]
 # **Your turn** · 2 minutes. The everyday form has two halves: the loader pins, and the loop copies
-# without waiting. Put in both.
+# without waiting. Put in both. (Without workers, as here, the main process does the pinning.)
 
 # %% fetch-turn tags=["your-turn"]
 def fetch(dataset):
@@ -406,9 +409,9 @@ gpulab.timing.timeline(lambda: one_stream(batches, step))
 #
 # - `main.wait_stream(side)`: what `main` is given **from here on** starts after what `side` has
 #   been given **so far**. The host does not wait. Without it, kernels may read a batch that is not
-#   there yet: right on most days, garbage on some, never an error.
+#   there yet: right on most days, garbage on some, and no error says so.
 # - `batch.record_stream(main)`: the memory belongs to `side`, but `main` uses it. Without it, the
-#   allocator gives a dropped batch's memory to the next copy, while `main` may still be reading.
+#   allocator may give a dropped batch's memory to the next copy, while `main` may still be reading.
 
 # %% ahead-turn-text [markdown]
 # **Your turn** · 3 minutes. `ahead` copies a batch in `side`. Its caller uses the result in the
@@ -454,8 +457,8 @@ two_streams(batches, step, side)  # takes its memory once
 gpulab.timing.timeline(lambda: two_streams(batches, step, side))
 
 # %% streams-limit [markdown]
-# With overlap a step takes the *longer* of copy and computation, not their sum. That is at best
-# half, if both take equally long.
+# With overlap a step takes about the *longer* of copy and computation, not their sum. That is at
+# best half, if both take equally long.
 #
 # What does it bring for ResNet-18, on a virtual A100? A batch of 64 images in float32 has 38.5 MB,
 # and PCIe 4 moves 32 GB/s by its data sheet. Forward and backward take about 17 ms.
@@ -528,7 +531,7 @@ found = gpulab.timing.syncs(eight_lines)
 print(found)
 why = """The host waits for a value, or for a size that depends on values: v[mask] has as many
 elements as the mask has True. argmax has a known shape, writing one number through a mask needs no
-size, and torch.tensor of a list is a default copy from pageable memory (torch.full is none)."""
+size, and torch.tensor of a list is a default copy from pageable memory (torch.full is not)."""
 lines_guess.compare(len(found), gpu.numbers, because=why)
 
 # %% hidden-explain [markdown]
@@ -595,9 +598,9 @@ gpulab.timing.timeline(lambda: [g.norm().item() for g in gradients[:9]])
 # | you will read | verdict |
 # |---|---|
 # | “`non_blocking=True` overlaps transfer and compute.” | It frees the host, from pinned memory. Overlap needs a second stream. |
-# | “Asynchronous copies of unpinned memory may be slower.” | About as long, and sooner for many small ones. Slower is pinning in the same line. |
+# | “Asynchronous copies of unpinned memory may be slower.” | About as long, and sooner for many small ones. Pinning in the same line is slower. |
 # | “The first iteration is slow because kernels are compiled.” | Hardly in eager mode: memory is taken, code loaded, handles made, algorithms tried. |
-# | “Call `synchronize` to be safe.” | Around a clock, and before you read an asynchronous copy. Elsewhere it is one more wait. |
+# | “Call `synchronize` to be safe.” | Around a clock, and before you read an asynchronous copy. Elsewhere it is one more wait, or for debugging. |
 # | “`pin_memory=True` always helps.” | With a thread that pins ahead and copies that do not block. |
 
 # %% mistakes-text [markdown]
@@ -613,7 +616,7 @@ gpulab.timing.timeline(lambda: [g.norm().item() for g in gradients[:9]])
 # **Pinning what is on the GPU.** `cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be
 # pinned` means that a data set returns GPU tensors. Let it return CPU tensors.
 #
-# **Forgetting `wait_stream`.** Values are right on most days, so no test finds it. PyTorch's *CUDA
+# **Forgetting `wait_stream`.** Values are right on most days, so tests pass. PyTorch's *CUDA
 # Sanitizer* looks at who waited for whom: `TORCH_CUDA_SANITIZER=1 python train.py`. It is slow, and
 # knows nothing of `record_stream`.
 
@@ -630,7 +633,7 @@ gpulab.quiz(3)
 #    events in the stream that does the work. Warm up, and take the median.
 # 2. A copy costs about latency + bytes ÷ bandwidth. Make few large copies, of small dtypes, and
 #    stay on the GPU.
-# 3. Pinned memory is faster and asynchronous if something pins *ahead*.
+# 3. Pinned memory is faster, and asynchronous with `non_blocking`, if something pins *ahead*.
 # 4. `non_blocking` frees the host. Overlap needs a side stream, with `wait_stream` and
 #    `record_stream`, and pays where copies are a large part of the step.
 # 5. The host waits where it needs a value, or a size that depends on values. What is lost is its

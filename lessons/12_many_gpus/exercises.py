@@ -271,12 +271,14 @@ gpulab.check.evaluate_once(evaluate_once)
 # ## 4 · Stretch: a ring of your own
 #
 # **Build** an all-reduce out of sends and receives, for tensors that the ranks do not divide. **Why:** the lecture's ring
-# takes equal pieces; with pieces of any length every off-by-one is found, and so is a ring in which all wait to send.
+# takes equal pieces in one process; with pieces of any length every off-by-one is found, and on real processes so is a
+# ring in which all wait to send.
 #
 # 25 minutes · difficulty ●●●
 #
 # The check plays it on two to four real processes, with tensors on the CPU and Gloo, whose `send` returns when the other
-# rank has taken the message. So does NCCL's, on the GPU: two kernels that wait for each other never end.
+# rank has taken the message. With Gloo `isend`, `recv`, then `wait` is enough. NCCL runs sends and receives as kernels,
+# one after the other: there both directions must start together, with `dist.batch_isend_irecv`.
 
 # %% ring_all_reduce tags=["solution"]
 def ring_all_reduce(x):

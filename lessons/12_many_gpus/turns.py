@@ -1,4 +1,4 @@
-"""Judges the turns of lesson 12: the indices of a distributed sampler, the odd rank, a window with one exchange."""
+"""Judges the turns of lesson 12: a sampler's indices, a loss for unequal counts, the odd rank, a window's exchange."""
 
 from __future__ import annotations
 
@@ -99,6 +99,63 @@ def _uneven() -> tuple[int, int]:
 def _even() -> tuple[int, int]:
     ranks = int(torch.randint(3, 8, ()))
     return ranks, ranks * int(torch.randint(2, 5, ()))
+
+
+# What readers return for the loss of a rank, by the weight that it gives each of its samples, and why it is wrong.
+_WEIGHTS: tuple[tuple[Callable[[int, int, int], float], str, str], ...] = (
+    (lambda count, total, ranks: 1 / total, "the gradients are all too small by the number of ranks",
+     "DDP divides the sum over the ranks by their number: multiply by it"),
+    (lambda count, total, ranks: 1.0, "the gradient is that of a sum, not of a mean",
+     "divide by total, and multiply by ranks, by which DDP divides"),
+    (lambda count, total, ranks: ranks, "the gradient is that of a sum, not of a mean", "divide by total"),
+    (lambda count, total, ranks: ranks / count, "ranks still count alike, and all of them too much",
+     "divide by the samples of all ranks, total, and not by this rank's"),
+    (lambda count, total, ranks: ranks / total / count, "ranks still count alike",
+     "mean() has divided by this rank's samples already: sum()"),
+    (lambda count, total, ranks: 1 / total / count, "ranks still count alike",
+     "mean() has divided by this rank's samples already: sum(), and DDP divides by ranks"),
+)  # fmt: skip
+
+
+@turn("every sample counts alike, on whichever rank it is")
+def fair_loss(answer: Any) -> None:
+    """A function (losses, total, ranks) that gives the loss with which DDP's average is right for unequal counts."""
+    ranks = int(torch.randint(3, 6, ()))
+    counts = [int(torch.randint(2, 9, ())) for _ in range(ranks - 1)]
+    counts.append(sum(counts))  # one rank has half of the samples
+    total = sum(counts)
+    weights = [_weights(answer, count, total, ranks) for count in counts]
+    if _all_are(weights, [ranks / total] * ranks):
+        return
+    if _all_are(weights, [1 / count for count in counts]):
+        raise AsGiven("a sample counts more, the fewer its rank has")
+    where = f"{counts[0]} of {total} samples on a rank of {ranks}"
+    right = f"each sample weighs {ranks}/{total} in its rank's loss"
+    for weight, told, likely in _WEIGHTS:
+        if _all_are(weights, [weight(count, total, ranks) for count in counts]):
+            raise NotYet(f"{told} ({where})", expected=right, likely=likely)
+    shown = ", ".join(f"{weight:.3g}" for weight in weights[0].tolist())
+    likely = "the sum of this rank's losses, by all samples, times the ranks by which DDP divides"
+    raise NotYet(f"the weights of the samples are {shown} ({where})", expected=right, likely=likely)
+
+
+def _weights(answer: Any, count: int, total: int, ranks: int) -> torch.Tensor:
+    """How much each of the rank's samples weighs in the loss that comes back: its gradient."""
+    losses = (1 + torch.rand(count)).requires_grad_()
+    got = answer(losses * 1, total, ranks)
+    if not isinstance(got, torch.Tensor) or got.dim():
+        likely = "the return is missing" if got is None else "sum() makes one number of them, and keeps the graph"
+        raise NotYet(brief(got), expected="a tensor of shape (), with its graph", likely=likely)
+    if not got.requires_grad:
+        likely = "item(), detach() or torch.tensor() has cut the graph: backward() comes next"
+        raise NotYet("a tensor without a graph", expected="a loss that backward() can follow", likely=likely)
+    got.backward()
+    assert losses.grad is not None
+    return losses.grad
+
+
+def _all_are(weights: list[torch.Tensor], wanted: list[float]) -> bool:
+    return all(torch.allclose(got, torch.full_like(got, right)) for got, right in zip(weights, wanted, strict=True))
 
 
 # By job: who has parted and in which number, and what the dumps show.

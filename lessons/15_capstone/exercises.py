@@ -46,8 +46,11 @@ warnings.filterwarnings("ignore", "with compute=False")
 #
 # `job()` prints three lines, whatever is still wrong: `main` at its own size on a virtual T4, with shapes alone; four
 # batches of one row, which fit before any repair; and the losses of a small model, with values, whose last window and last
-# batch are short, and which goes on for an epoch after `save` and `load`. Write the three lines down before a repair, and
-# say which number will move; run it again after it. A number that stays may be held by another fault that is still there.
+# batch are short, and which goes on for an epoch after `save` and `load`.
+#
+# Before a repair, say which number it will move, and to what. Once the script has changed, `job` asks for that first:
+# `job(expect="four rows: peak 6.5 GiB")`. Then it measures, and shows the lines that have moved with what they were. A
+# number that stays may be held by another fault that is still there.
 #
 # `load()` gives you the script's functions, afresh each time, for measurements of your own: a `Block` alone, `train` with two
 # batches, `evaluate` with a small model.
@@ -129,12 +132,29 @@ def small(path):
     return "loss {:.2f}, {:.2f}; held out {:.2f}; after load {:.2f}".format(*losses)
 
 
-def job(path="train.py"):
-    """Print what the script at `path` does as a whole, with four rows, and with values."""
+printed = {}  # of each path: its script, and the lines that were printed
+
+
+def job(path="train.py", expect=""):
+    """Print what the script at `path` does as a whole, with four rows, and with values; of one
+    that has changed, once you `expect` a number.
+    """
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    was, before = printed.get(path, (text, {}))
+    if text != was and not any(letter.isdigit() for letter in expect):
+        print('the script has changed; say first which number moves, and to what: job(expect="…")')
+        return
+    if expect:
+        print(f"expected:  {expect}")
+    lines = {}
     for title, measure in (("main", whole), ("four rows", four_rows), ("small", small)):
         with contextlib.redirect_stdout(None):
-            found = measure(path)
-        print(f"{title + ':':<10} {found}")
+            lines[title] = measure(path)
+        print(f"{title + ':':<10} {lines[title]}")
+        if before.get(title, lines[title]) != lines[title]:
+            print(f"  before:  {before[title]}")
+    printed[path] = text, lines
 
 # %% job-run tags=["host-dependent"]
 job()

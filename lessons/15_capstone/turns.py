@@ -1,4 +1,4 @@
-"""Judges the turn of lesson 15: an alarm for memory that grows."""
+"""Judges the turns of lesson 15: an alarm for memory that grows, and a test for a speed that cannot be."""
 
 from __future__ import annotations
 
@@ -42,4 +42,44 @@ def grows(answer: Any) -> None:
             "a log that is written at every second update is called steady",
             expected="True",
             likely="two updates may leave the same, and the next one more",
+        )
+
+
+@turn("6 FLOPs for each word and parameter: what is beyond the peak is refused, and nothing else")
+def possible(answer: Any) -> None:
+    """A function (words_per_second, parameters, peak_tflops): whether a GPU could train so many words a second."""
+    parameters, peak = random.randrange(10**7, 10**9), random.choice((8.1, 65.0, 312.0, 989.4))
+    most = peak * 1e12 / (6 * parameters)
+    said = {share: answer(share * most, parameters, peak) for share in (0.4, 0.9, 1.3, 4.0)}
+    if not all(isinstance(word, bool) for word in said.values()):
+        raise NotYet(f"{brief(said[0.4])} came back", expected="True or False", likely="a comparison gives one")
+    if not said[0.4] and said[4.0]:
+        raise NotYet(
+            "what is within the peak is refused, and four times the peak is not",
+            expected="True within the peak",
+            likely="the comparison is turned round",
+        )
+    if not said[0.4]:
+        raise NotYet(
+            "a speed at 40 % of the peak is called impossible",
+            expected="True",
+            likely="a TFLOP/s is 10¹² FLOPs a second",
+        )
+    if said[4.0]:
+        raise NotYet(
+            "a speed at four times the peak is called possible",
+            expected="False",
+            likely="a TFLOP/s is 10¹² FLOPs a second, and each parameter takes 6 FLOPs for each word",
+        )
+    if not said[0.9]:
+        raise NotYet(
+            "a speed at 90 % of the peak is called impossible",
+            expected="True",
+            likely="the least that a step takes are 6 FLOPs for each parameter and word; a good job may come close",
+        )
+    if said[1.3]:
+        raise NotYet(
+            "a speed at 1.3 times the peak is called possible",
+            expected="False",
+            likely="forward takes 2 FLOPs for each parameter and word, backward 4",
         )

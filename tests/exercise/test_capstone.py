@@ -105,12 +105,39 @@ def test_no_fault_can_be_found_by_a_name_that_is_not_used(fault, tmp_path):
     assert linted.returncode == 0, linted.stdout
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """What the functions of the exercise's cell `job`, by name, find of a script with these faults."""
+def job_cell():
+    """The names that the exercise's cell `job` defines."""
     cells = dict(re.findall(r"^# %% (\S+).*\n((?:(?!# %%).*\n)*)", EXERCISE.read_text(encoding="utf-8"), re.MULTILINE))
     names = {"contextlib": contextlib, "os": os, "runpy": runpy, "torch": torch, "gpulab": gpulab}
     exec(cells["job"], names)
+    return names
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["train.py", "drawn"])
+def test_a_job_that_was_changed_is_measured_once_a_number_is_expected(drawn, tmp_path, capsys):
+    path = draw("Ada", tmp_path / "mine.py") if drawn else tmp_path / "train.py"
+    names = job_cell()
+    file = tmp_path / os.path.basename(path)
+    file.write_text("1", encoding="utf-8")
+    names |= {"whole": lambda path: f"peak {file.read_text()} GiB", "four_rows": str, "small": lambda path: "loss 1"}
+
+    def said(*, expect=""):
+        names["job"](path, expect)
+        return capsys.readouterr().out
+
+    assert said() == said() == f"main:      peak 1 GiB\nfour rows: {path}\nsmall:     loss 1\n"
+    file.write_text("2", encoding="utf-8")
+    for vague in ("", "less"):
+        assert said(expect=vague).startswith("the script has changed; say first which number moves, and to what")
+    moved = f"main:      peak 2 GiB\n  before:  peak 1 GiB\nfour rows: {path}\nsmall:     loss 1\n"
+    assert said(expect="main: 3 GiB") == f"expected:  main: 3 GiB\n{moved}"
+    assert "before" not in said()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What the functions of the exercise's cell `job`, by name, find of a script with these faults."""
+    names = job_cell()
     folder = tmp_path_factory.mktemp("job")
 
     @functools.cache
