@@ -372,9 +372,9 @@ class Noisy:  # draws each sample from a generator of its own
         return self.dice.random()
 
 # %% start-explain [markdown]
-# A forked worker has the parent's *state* without its threads: a lock that one of them held stays locked, and CUDA
-# that it has begun to use cannot be used (`Cannot re-initialize CUDA in forked subprocess`). A spawned one can use it, and should not: each would
-# hold some hundred MiB of GPU memory for CUDA itself. Return CPU tensors.
+# A forked worker has the parent's *state* without its threads: a lock that one of them held stays locked, and CUDA that
+# it has begun to use cannot be used (`Cannot re-initialize CUDA in forked subprocess`). A spawned one can use it, and
+# should not: each would hold some hundred MiB of GPU memory for CUDA itself. Return CPU tensors.
 
 # %% memory-text [markdown]
 # ## What N workers cost
