@@ -107,7 +107,7 @@ def name_bottleneck(events, gpu, peak_flops, peak_bandwidth):
     busy = end - begin - sum(stop - start for start, stop in gaps)
     if 1e6 * sum(max(need) for need in needs) < 0.6 * busy:
         return "latency"
-    compute, memory = (sum(times) for times in zip(*needs))
+    compute, memory = (sum(need[roof] for need in needs) for roof in (0, 1))
     return "compute" if compute > memory else "bandwidth"
     ### END SOLUTION
 

@@ -29,7 +29,7 @@ BANK.right((add("import numpy as np", before="spans = ["), change("gaps, done = 
             "    starts = np.array([*(a for a, *_ in runs), end])\n    late = starts > done\n"
             "    gaps = [*zip(done[late], starts[late])]\n"),
             change(f"sum({PARTS})", "np.clip([min(stop, b) - max(start, a) for a, b in loads], 0, None).sum()"),
-            change("(sum(times) for times in zip(*needs))", "np.sum(needs, axis=0)")))  # fmt: skip
+            change("(sum(need[roof] for need in needs) for roof in (0, 1))", "np.sum(needs, axis=0)")))  # fmt: skip
 BANK.right(change(ENDS, 'e["name"].startswith("cuda") and "Synchronize" in e["name"]'))
 
 # --- what comes back, and which events are read ----------------------------------------------------------
@@ -163,7 +163,7 @@ BANK.mistakes(
     ("the two roofs are the other way round", "the one under which the kernels need *longer* is what holds them",
      change(COMPUTE, COMPUTE.replace(">", "<"))),
     ("the peaks are an A100's, whatever the GPU", "the ridge is elsewhere on each GPU: take what was handed over",
-     change("(flops / peak_flops, moved / peak_bandwidth)", "(flops / 312e12, moved / 2.039e12)")),
+     change(COMPUTE, "compute * peak_flops / 312 > memory * peak_bandwidth / 2.039")),
     ("compute-bound means half of the peak", "many kernels reach a quarter of the nearer roof: compare the two parts",
      change(COMPUTE, f"compute > 0.4e-6 * {TIMES}")),
     ("each kernel has a vote", "most kernels are bound by memory in nearly every job: time counts",
