@@ -288,9 +288,8 @@ gpulab.style.show(figure, alt="Bars: a part of each time the GPU computes, the r
 # smallest number after which the wait is gone.
 #
 # **Is it the cores at all?** Decoding uses the processor, waiting for a disk or a bucket does not. Compare
-# `time.process_time()` with the clock over some samples. Or run a second epoch: if it is much faster, the first one came
-# from the disk and the second from the page cache, as in most short benchmarks. Against slow storage more workers than
-# cores do help.
+# `time.process_time()` with the clock over some samples. Or run a second epoch: if it is much faster, the first one
+# came from the disk and the second from the page cache. Against slow storage more workers than cores do help.
 #
 # The opposite fault: PyTorch gives each worker one thread (`torch.set_num_threads(1)`), but OpenCV and NumPy's BLAS
 # start one for each core, in *every* worker. Set `cv2.setNumThreads(0)` and `OMP_NUM_THREADS=1`.
@@ -521,8 +520,8 @@ for case in ((files[0], (1024, 768)), (files[0], (341, 256)), ("small.jpg", (341
 #
 # - **Cache** what does not change: decoded images as uint8 in one memory-mapped array. Before the random part, never
 #   after it.
-# - **Decode on the GPU**: `torchcodec.decoders.decode_jpeg(..., device="cuda")` (torchcodec 0.16; before,
-#   `torchvision.io`), or NVIDIA's DALI for the whole chain. It takes GPU time, which pays where cores are few.
+# - **Decode on the GPU**: `torchcodec.decoders.decode_jpeg(..., device="cuda")` (torchcodec 0.16), or NVIDIA's DALI for
+#   the whole chain. It takes GPU time, which pays where cores are few.
 # - **Augment on the GPU**: `torchvision.transforms.v2` takes tensors on any device; one random choice holds for the batch.
 
 # %% gpu-text [markdown]

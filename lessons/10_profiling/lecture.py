@@ -38,10 +38,9 @@ why = "The driver counts the time in which any kernel ran, not how much of the G
 busy_guess.compare(round(seen.summary().gpus[0].max_utilization), gpu.numbers, because=why)
 
 # %% question-answer [markdown]
-# The counter is the share of the last sample period (1/6 to 1 s) in which at least one kernel ran. So
-# a full one can be a bad job, and a low one has many possible reasons; the loader is one of them.
-# This lesson asks instead: **how long does it take, where does the time go, and how far is that from
-# what the chip can do?**
+# The counter is the share of the last sample period (1/6 to 1 s) in which at least one kernel ran.
+# So a full one can be a bad job, and a low one has many possible reasons. This lesson asks instead:
+# **how long does it take, where does the time go, and how far is that from what the chip can do?**
 
 # %% timer-text [markdown]
 # ## Time it so that the number holds
@@ -65,8 +64,8 @@ for name, clock in (("its own clock", {}), ("perf_counter", {"timer": time.perf_
 # unless `num_threads` says otherwise.
 #
 # How exact is a median? `blocked_autorange` fills 0.2 s: a short line gets hundreds of blocks, a
-# step of 40 ms five (raise `min_run_time`). The median of *n* is off by about IQR/√n (IQR: the
-# interquartile range). What misleads you is **drift**: the GPU warms up and lowers its clock, a
+# step of 40 ms five. The median of *n* is off by about IQR/√n (IQR: the interquartile range). What
+# misleads you is **drift**: the GPU warms up and lowers its clock, a
 # neighbour starts a job. So take turns, A, B, A, B, and believe a difference that keeps its sign
 # in every round. (`nvidia-smi -lgc 1410` locks the clock where you may; `-rgc` frees it.)
 
@@ -139,7 +138,6 @@ share_guess.compare(round(100 * share), "recorded", because=why)
 # | kernel | what it is |
 # |---|---|
 # | `ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_nn` | a product (*gemm*) in bf16, in tiles of 128 × 128 (RTX 4090) |
-# | `void at::native::batch_norm_transform_input_kernel<c10::Half, …>` | PyTorch's own batch norm, in fp16 by a PyTorch of 2021 (RTX 2080) |
 # | `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(…)` | NCCL's all-reduce in a ring |
 #
 # Now record a step yourself (on a virtual GPU its times are virtual). A **schedule** skips the
@@ -184,9 +182,9 @@ for line in table.splitlines():  # without the columns of the CPU, in the middle
     print(line[:30] + line[100:])
 
 # %% profiler-explain [markdown]
-# The columns of the CPU are left out above. A range such as `forward` launches nothing itself: its
-# total is that of the operations within. (On a real GPU a second row of that name has its span on
-# the GPU, and backward runs in a thread of autograd's: a range around it totals 0.)
+# A range such as `forward` launches nothing itself: its total is that of the operations within. (On
+# a real GPU a second row of that name has its span on the GPU, and backward runs in a thread of
+# autograd's: a range around it totals 0.)
 #
 # | column | what it is | what it is not |
 # |---|---|---|
@@ -196,7 +194,7 @@ for line in table.splitlines():  # without the columns of the CPU, in the middle
 # | CPU Mem, CUDA Mem (`profile_memory=True`) | allocated minus freed during the operation | memory in use at that point (lesson 04) |
 #
 # Older texts read `.cuda_time`, `.cuda_time_total`. The attributes are now `device_time`,
-# `device_time_total`, since the device need not be CUDA.
+# `device_time_total`.
 #
 # **Your turn** · 2 minutes. A run of 100 steps is slow *now and then*. Write a schedule that leaves
 # the first 20 steps alone and then records 3 of every 20, each time after one step of warm-up, for
@@ -464,8 +462,6 @@ of its own (torch 2.11). In fp16, with cuDNN's, the same norms took 40 ms."""
 norm_guess.compare(round(part(after, "batch_norm"), 1), "recorded", because=why)
 
 # %% compare-explain [markdown]
-# The total alone, 2.7 times as fast, would have hidden it.
-#
 # ### Several ranks
 #
 # On several GPUs each rank writes a trace of its own. The exchange of gradients is a kernel too,
@@ -516,8 +512,6 @@ def late_rank(lasted):  # {rank: ms}
 gpulab.turn.late_rank(late_rank)
 
 # %% ranks-explain [markdown]
-# The late rank finds all others there, so its kernel lasts only as long as the exchange.
-#
 # ![Two lanes: rank 0 computes less and its all-reduce is long, rank 1 computes more and its all-reduce is short.](../docs/pictures/late_rank.svg)
 #
 # `gpulab.timing.merge_traces` puts the ranks' files on one page. **HTA** (*Holistic Trace
@@ -614,8 +608,7 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
 #
 # **The device's activity alone** (`activities=[ProfilerActivity.CUDA]`): without a GPU an error,
 # with one, kernels without their operations. **Totals added up**: they count a kernel once for each
-# level; own times add up. **`with_stack=True`** left on in the run that is timed. A **trace of 500
-# steps**: three are enough.
+# level; own times add up. **`with_stack=True`** left on in the run that is timed.
 #
 # **A schedule, and no `step()`.** The schedule stays in its first phase, and nothing is recorded.
 
@@ -667,6 +660,6 @@ gpulab.quiz(10)
 #
 # - PyTorch documentation: `torch.profiler`, `torch.utils.benchmark`. NVIDIA: NVML API reference;
 #   user guides of Nsight Systems, Nsight Compute and DCGM.
-# - Kernel names: pytorch/pytorch#181718 and #54324. TensorBoard's plugin: pytorch/kineto#1248.
+# - Kernel names: pytorch/pytorch#181718. TensorBoard's plugin: pytorch/kineto#1248.
 # - Chowdhery et al., *PaLM*, arXiv 2204.02311 (MFU). *The Llama 3 Herd of Models*, arXiv 2407.21783.
 # - A. Karpathy, nanoGPT (README).

@@ -185,6 +185,7 @@ def roof_step(t: Trace, kind: str, twist: str, us: float) -> None:
     if twist == LACKS:
         kernels = [(0.4 * us, of(near, 0.0))] * 2 + [(0.1 * us, of(0.1, 0.9 * near))] * 2
     if twist == MIXED:  # of the whole, neither roof explains 60 %
+        near = random.uniform(0.62, 0.68)
         kernels = [(0.14 * us, of(near, 0.1)), (0.11 * us, of(0.1, near))] * 4
     for number, (us_of_one, of_one) in enumerate(kernels):
         t.busy(us_of_one, of_one, (13,) if twist == STREAMS and number % 2 else (7,))
