@@ -166,7 +166,7 @@ def gaps_step(t: Trace, kind: str, twist: str, us: float) -> None:
 
 def roof_step(t: Trace, kind: str, twist: str, us: float) -> None:
     """A step of kernels with short gaps, of which the loader is the reason."""
-    near, far, others = random.uniform(0.8, 0.92), random.uniform(0.05, 0.2), (0.5, 0.62)
+    near, far, others = random.uniform(0.8, 0.92), random.uniform(0.05, 0.2), (0.42, 0.5)
     if twist == PEAKS:
         near, far = random.uniform(0.72, 0.82), random.uniform(0.46, 0.52)
     if kind == "latency":
@@ -185,7 +185,7 @@ def roof_step(t: Trace, kind: str, twist: str, us: float) -> None:
     if twist == LACKS:
         kernels = [(0.4 * us, of(near, 0.0))] * 2 + [(0.1 * us, of(0.1, 0.9 * near))] * 2
     if twist == MIXED:  # of the whole, neither roof explains 60 %
-        near = random.uniform(0.62, 0.68)
+        near = random.uniform(0.74, 0.8)
         kernels = [(0.14 * us, of(near, 0.1)), (0.11 * us, of(0.1, near))] * 4
     for number, (us_of_one, of_one) in enumerate(kernels):
         t.busy(us_of_one, of_one, (13,) if twist == STREAMS and number % 2 else (7,))
