@@ -1973,9 +1973,9 @@ def makes_none():
 
 
 @right("bottleneck")
-def by_the_largest(busy, loading, flops, moved):
+def by_the_largest(busy, loading, compute, memory):
     if busy > 0.8:
-        return max((flops, "compute"), (moved, "bandwidth"), (0.6, "latency"))[1]
+        return max((compute, "compute"), (memory, "bandwidth"))[1] if compute + memory > 0.6 else "latency"
     return max((loading, "input"), (1 - busy - loading, "launches"))[1]
 
 
@@ -2003,6 +2003,11 @@ def own_word(busy, loading, flops, moved):
 def always_compute(busy, loading, flops, moved):
     found = by_the_largest(busy, loading, flops, moved)
     return "compute" if found == "bandwidth" else found
+
+
+@wrong("bottleneck", '"latency" for busy', "the two add up")
+def one_roof_alone(busy, loading, compute, memory):
+    return "latency" if busy > 0.8 > 0.2 + max(compute, memory) else by_the_largest(busy, loading, compute, memory)
 
 
 @wrong("bottleneck", 'expected: "latency"', "no roof is near")

@@ -280,16 +280,16 @@ axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.4, -0.25))
 gpulab.style.show(figure, alt="Bars: a part of each time the GPU computes, the rest it waits.")
 
 # %% sweep-explain [markdown]
-# One worker is no faster than none: one core loads, either way. Two are nearly twice as fast if two cores are idle. More
-# workers than cores bring nothing. Where all cores together are too slow, each sample must become less work.
+# In a loop without waits one worker is hardly faster than none: one core loads, either way. Two are nearly twice as
+# fast if two cores are idle. More workers than cores bring nothing. Where all cores together are too slow, each sample
+# must become less work.
 #
 # So the loops that print `num_workers=4`, `min(8, cores)`, `cpu_count()` and `cores // GPUs` are guesses. Take the
 # smallest number after which the wait is gone.
 #
 # **Is it the cores at all?** Decoding uses the processor, waiting for a disk or a bucket does not. Compare
-# `time.process_time()` with the clock over some samples. Or run a second epoch: if it is much faster, the first one came
-# from the disk and the second from the page cache, as in most short benchmarks. Against slow storage more workers than
-# cores do help.
+# `time.process_time()` with the clock over some samples. Or run a second epoch: if it is much faster, the first one
+# came from the disk and the second from the page cache. Against slow storage more workers than cores do help.
 #
 # The opposite fault: PyTorch gives each worker one thread (`torch.set_num_threads(1)`), but OpenCV and NumPy's BLAS
 # start one for each core, in *every* worker. Set `cv2.setNumThreads(0)` and `OMP_NUM_THREADS=1`.
@@ -371,9 +371,9 @@ class Noisy:  # draws each sample from a generator of its own
         return self.dice.random()
 
 # %% start-explain [markdown]
-# A forked worker has the parent's *state* without its threads: a lock that one of them held stays locked, and CUDA
-# cannot be used (`Cannot re-initialize CUDA in forked subprocess`). A spawned one can use it, and should not: each would
-# hold some hundred MiB of GPU memory for CUDA itself. Return CPU tensors.
+# A forked worker has the parent's *state* without its threads: a lock that one of them held stays locked, and CUDA that
+# it has begun to use cannot be used (`Cannot re-initialize CUDA in forked subprocess`). A spawned one can use it, and
+# should not: each would hold some hundred MiB of GPU memory for CUDA itself. Return CPU tensors.
 
 # %% memory-text [markdown]
 # ## What N workers cost
@@ -514,14 +514,14 @@ for case in ((files[0], (1024, 768)), (files[0], (341, 256)), ("small.jpg", (341
 
 # %% less-explain [markdown]
 # Most of the time goes to pixels that the resize to 224 averages away. `draft` is one line, and it buys more than a
-# second core. Its price: RandomResizedCrop cuts out 8 to 100 % of the area. From 1024 × 768 pixels every cut is larger
-# than 224 × 224. From 512 × 384 a fifth of them is smaller and gets enlarged, from 341 × 256 more than half (computed).
+# second core. Its price: RandomResizedCrop cuts out 8 to 100 % of the area. From 1024 × 768 pixels every cut has more
+# pixels than 224 × 224. From 512 × 384 a fifth has fewer and gets enlarged, from 341 × 256 more than half (computed).
 # So the augmentation is another one: check the accuracy. Further steps:
 #
 # - **Cache** what does not change: decoded images as uint8 in one memory-mapped array. Before the random part, never
 #   after it.
-# - **Decode on the GPU**: `torchcodec.decoders.decode_jpeg(..., device="cuda")`, or NVIDIA's DALI for the whole chain. It
-#   takes GPU time, which pays where cores are few.
+# - **Decode on the GPU**: `torchcodec.decoders.decode_jpeg(..., device="cuda")` (torchcodec 0.16), or NVIDIA's DALI for
+#   the whole chain. It takes GPU time, which pays where cores are few.
 # - **Augment on the GPU**: `torchvision.transforms.v2` takes tensors on any device; one random choice holds for the batch.
 
 # %% gpu-text [markdown]
@@ -621,7 +621,7 @@ gpulab.quiz(9)
 # 1. Where the timers stand decides who is accused. Compare your loop with the same steps on one batch; no clock inside.
 # 2. Without a wait the longer of computing and loading ÷ workers counts. A faster step moves the wait to the loader.
 # 3. Workers: the fewest that end the wait; at most affinity and quota over the ranks, less one.
-# 4. Each worker is a process with its own generators and streams: copied bit by bit by fork, at once by spawn.
+# 4. Each worker is a process with generators and memory of its own: fork copies a page when it is written, spawn all.
 # 5. Before more workers, less work: `draft` or resize, cache before the random part, uint8; small data on the GPU.
 #
 # **For the checklist:** the three numbers · workers from a sweep · `persistent_workers=True` · `pin_memory=True` with a

@@ -63,8 +63,8 @@ gpu = gpulab.setup()
 # kind, by what the host does: `"input"` if the host loads for more than half of the gap, else `"waits"` if the host is
 # in a wait when the gap begins, else `"launches"`. Loads and waits are events of the cats named above, and of no other.
 # Otherwise the roof decides under which the steps' kernels would need longer: their FLOPs at the peak, `"compute"`, or
-# their bytes at theirs, `"bandwidth"`. But if that is less than 60 % of the steps' time without the gaps, then neither
-# roof is near: `"latency"`.
+# their bytes at theirs, `"bandwidth"`. But if the longer of a kernel's own two times, added up over the kernels, is less
+# than 60 % of the steps' time without the gaps, then neither roof is near: `"latency"`.
 
 # %% name_bottleneck tags=["solution"]
 def name_bottleneck(events, gpu, peak_flops, peak_bandwidth):
@@ -102,12 +102,13 @@ def name_bottleneck(events, gpu, peak_flops, peak_bandwidth):
             loads_most = loading > 0.5 * (stop - start)
             lost["input" if loads_most else "waits" if waiting else "launches"] += stop - start
         return max(lost, key=lost.get)
-    flops, moved = (sum(e["args"].get(key, 0) for _, _, e in runs) for key in ("flops", "bytes"))
-    needed = 1e6 * max(flops / peak_flops, moved / peak_bandwidth)
+    done = [(e["args"].get("flops", 0), e["args"].get("bytes", 0)) for _, _, e in runs]
+    needs = [(flops / peak_flops, moved / peak_bandwidth) for flops, moved in done]
     busy = end - begin - sum(stop - start for start, stop in gaps)
-    if needed < 0.6 * busy:
+    if 1e6 * sum(max(need) for need in needs) < 0.6 * busy:
         return "latency"
-    return "compute" if flops / peak_flops > moved / peak_bandwidth else "bandwidth"
+    compute, memory = (sum(need[roof] for need in needs) for roof in (0, 1))
+    return "compute" if compute > memory else "bandwidth"
     ### END SOLUTION
 
 # %% check-name tags=["check"]

@@ -38,10 +38,9 @@ why = "The driver counts the time in which any kernel ran, not how much of the G
 busy_guess.compare(round(seen.summary().gpus[0].max_utilization), gpu.numbers, because=why)
 
 # %% question-answer [markdown]
-# The counter is the share of the last sample period (1/6 to 1 s) in which at least one kernel ran. So
-# a full one can be a bad job, and a low one has many possible reasons; the loader is one of them.
-# This lesson asks instead: **how long does it take, where does the time go, and how far is that from
-# what the chip can do?**
+# The counter is the share of the last sample period (1/6 to 1 s) in which at least one kernel ran.
+# So a full one can be a bad job, and a low one has many possible reasons. This lesson asks instead:
+# **how long does it take, where does the time go, and how far is that from what the chip can do?**
 
 # %% timer-text [markdown]
 # ## Time it so that the number holds
@@ -64,20 +63,22 @@ for name, clock in (("its own clock", {}), ("perf_counter", {"timer": time.perf_
 # The second number is the launch. On a CPU, know one more thing: the timer sets **one thread**
 # unless `num_threads` says otherwise.
 #
-# How exact is a median? `blocked_autorange` times hundreds of blocks. The median of *n* blocks is
-# off by about IQR/√n (IQR: the interquartile range), so many blocks tell small differences. What
-# misleads you is **drift**: the GPU warms up and lowers its clock, a neighbour starts a job. So
-# take turns, A, B, A, B, and believe a difference that keeps its sign. (`nvidia-smi -lgc 1410`
-# locks the clock where you may; `-rgc` frees it.)
+# How exact is a median? `blocked_autorange` fills 0.2 s: a short line gets hundreds of blocks, a
+# step of 40 ms five. The median of *n* is off by about IQR/√n (IQR: the interquartile range). What
+# misleads you is **drift**: the GPU warms up and lowers its clock, a
+# neighbour starts a job. So take turns, A, B, A, B, and believe a difference that keeps its sign
+# in every round. (`nvidia-smi -lgc 1410` locks the clock where you may; `-rgc` frees it.)
 
 # %% timer-run tags=["host-dependent"]
 names = {"scores": torch.randn(512, 10), "labels": torch.randint(10, (512,))}
 loop = "sum(int(s.argmax() == label) for s, label in zip(scores, labels))"
 once = "int((scores.argmax(1) == labels).sum())"
-about = {"globals": names, "label": "accuracy of 512", "description": "measured"}
+about = {"globals": names, "label": "accuracy of 512 (measured)"}
+rounds = []
 with gpulab.without_gpu():
-    timers = [benchmark.Timer(code, **about) for code in (loop, once)]
-    rounds = [timer.blocked_autorange(min_run_time=0.1) for _ in range(3) for timer in timers]
+    for number in ("round 1", "round 2", "round 3"):
+        timers = [benchmark.Timer(code, description=number, **about) for code in (loop, once)]
+        rounds += [timer.blocked_autorange(min_run_time=0.1) for timer in timers]
 table = benchmark.Compare(rounds)
 table.trim_significant_figures()
 table.print()
@@ -121,9 +122,10 @@ share = part(row, "convolution") / row["kernels_ms"]
 share_guess.compare(round(100 * share), "recorded", because=why)
 
 # %% profiler-recorded-explain [markdown]
-# The rows are operations, by the names that launch: `nn.Conv2d` calls
-# `aten::conv2d`, and some calls further down is `aten::cudnn_convolution`. In bf16 the norms are PyTorch's own, `aten::native_batch_norm`; the same step in
-# float32 or fp16 has `aten::cudnn_batch_norm` (recorded).
+# The rows are operations, by the names that launch: `nn.Conv2d` calls `aten::conv2d`, and some
+# calls further down is `aten::cudnn_convolution`. In bf16 the norms are PyTorch's own,
+# `aten::native_batch_norm`; the same step in float32 or fp16 has `aten::cudnn_batch_norm`
+# (recorded).
 #
 # ![Bars for three steps on an H200: GPT-2 host 40, kernels 12, step 41 ms; ResNet-50 with 64 images 37, 28, 37; with 256 images 34, 106, 107.](../docs/pictures/real_steps.svg)
 #
@@ -136,11 +138,11 @@ share_guess.compare(round(100 * share), "recorded", because=why)
 # | kernel | what it is |
 # |---|---|
 # | `ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_nn` | a product (*gemm*) in bf16, in tiles of 128 × 128 (RTX 4090) |
-# | `void at::native::batch_norm_transform_input_kernel<c10::Half, …>` | PyTorch's own batch norm, in fp16 (RTX 2080) |
 # | `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(…)` | NCCL's all-reduce in a ring |
 #
-# Now record a step yourself (the GPU's times are virtual on a virtual GPU). A **schedule** skips the first step, warms up in one, and records two; `step()` says
-# where a step ends. `record_function` gives a range your own name.
+# Now record a step yourself (on a virtual GPU its times are virtual). A **schedule** skips the
+# first step, warms up in one, and records two; `step()` says where a step ends. `record_function`
+# gives a range your own name.
 
 # %% profiler-model
 from torch import nn
@@ -180,9 +182,9 @@ for line in table.splitlines():  # without the columns of the CPU, in the middle
     print(line[:30] + line[100:])
 
 # %% profiler-explain [markdown]
-# The columns of the CPU are left out above. A range such as `forward` has no kernels of its own, and
-# all that were launched within. (On a real
-# GPU, backward runs in a thread of autograd's, so a range around `loss.backward()` shows none.)
+# A range such as `forward` launches nothing itself: its total is that of the operations within. (On
+# a real GPU a second row of that name has its span on the GPU, and backward runs in a thread of
+# autograd's: a range around it totals 0.)
 #
 # | column | what it is | what it is not |
 # |---|---|---|
@@ -192,7 +194,7 @@ for line in table.splitlines():  # without the columns of the CPU, in the middle
 # | CPU Mem, CUDA Mem (`profile_memory=True`) | allocated minus freed during the operation | memory in use at that point (lesson 04) |
 #
 # Older texts read `.cuda_time`, `.cuda_time_total`. The attributes are now `device_time`,
-# `device_time_total`, since the device need not be CUDA.
+# `device_time_total`.
 #
 # **Your turn** · 2 minutes. A run of 100 steps is slow *now and then*. Write a schedule that leaves
 # the first 20 steps alone and then records 3 of every 20, each time after one step of warm-up, for
@@ -329,41 +331,45 @@ gpulab.style.show(figure, alt="Host, loader and kernels of four jobs. Two have g
 # gaps in the kernels' row, and the rows above say what the host did meanwhile. The other two are
 # full, and look alike.
 #
-# A trace shows *that* a kernel runs, not how well. For that you need its FLOPs and bytes. The
-# virtual GPU writes both into the trace. On a real one, count them from shapes, or let Nsight
-# Compute measure.
+# A trace shows *that* a kernel runs, not how well. For that you need its FLOPs and bytes, each
+# over its peak: the longer time names the kernel's roof. Do it kernel by kernel: the averages of a
+# step with products at one roof and norms at the other are near neither. The virtual GPU writes
+# both into the trace. On a real one, count from shapes, or let Nsight Compute measure.
 
 # %% evidence-run tags=["host-dependent"]
 def evidence(found):
-    # shares: of the step in kernels and in the loader; of both peaks, while kernels run
+    # shares: of the step, kernels and loader; of the kernels' time, what each roof explains
     rows, whole = rows_of(found), step_of(found)["dur"]
     busy, loading = (sum(e["dur"] for e in rows[name]) for name in ("kernels", "loader"))
-    flops, moved = (sum(e["args"].get(k, 0) for e in rows["kernels"]) for k in ("flops", "bytes"))
-    return busy / whole, loading / whole, flops / busy / 312e6, moved / busy / 2039e3
+    told = [e["args"] for e in rows["kernels"]]
+    needs = [(a.get("flops", 0) / 312e6, a.get("bytes", 0) / 2039e3) for a in told]
+    compute = sum(flops for flops, moved in needs if flops > moved)
+    memory = sum(moved for flops, moved in needs if flops <= moved)
+    return busy / whole, loading / whole, compute / busy, memory / busy
 
 
-print("     kernels     loader     FLOP/s  bandwidth (virtual)")
+print("     kernels     loader    compute     memory (virtual)")
 for letter, found in events.items():
     print(letter, *(f"{share:10.0%}" for share in evidence(found)))
 
 # %% diagnose-turn-text [markdown]
-# One kind is missing among the four: no gaps, and *neither* roof near. Then the kernels are
+# One kind is missing among the four: no gaps, and *neither* roof near. Such a kernel is
 # **latency-bound**: a warp waits for one answer after the other, and too few other warps run
 # meanwhile. Small, badly shaped or badly written kernels are like that. Nsight Compute draws the
-# line at 60 % of either peak.
+# line at 60 % of the nearer peak; draw it at 60 % of the kernels' time for both roofs together.
 #
 # **Your turn** · 4 minutes. Write the rule down: from these four shares, name the bottleneck. It is
 # tried on other jobs.
 
 # %% diagnose-turn tags=["your-turn"]
-def bottleneck(busy, loading, flops, moved):
+def bottleneck(busy, loading, compute, memory):
     """ "input", "launches", "bandwidth", "compute" or "latency"; shares from 0 to 1."""
     ### BEGIN SOLUTION
     if busy < 0.7:  # gaps: what did the host do in them?
         return "input" if loading > 1 - busy - loading else "launches"
-    if max(flops, moved) < 0.6:
+    if compute + memory < 0.6:
         return "latency"
-    return "compute" if flops > moved else "bandwidth"
+    return "compute" if compute > memory else "bandwidth"
     ### INSTEAD OF
     # return "input" if busy < 0.85 else "compute"
     ### END SOLUTION
@@ -388,8 +394,8 @@ print("E", *(f"{share:10.0%}" for share in evidence(traced(*slow_layout))), "(vi
 # |---|---|---|---|
 # | input | the host in `DataLoader.__next__` | lesson 09: workers, smaller files | a faster GPU, AMP |
 # | launches | short kernels with gaps, the host never waits | larger batches, CUDA graphs, compile (lesson 11) | AMP: it adds casts |
-# | bandwidth | full row, over 60 % of the bandwidth | 16 bits, fusion (lesson 11) | faster arithmetic |
-# | compute | full row, over 60 % of the peak FLOP/s | 16-bit or TF32 products, another GPU, fewer FLOPs | more workers |
+# | bandwidth | full row, most kernels near the bandwidth | 16 bits, fusion (lesson 11) | faster arithmetic |
+# | compute | full row, most time near the peak FLOP/s | 16-bit or TF32 products, another GPU, fewer FLOPs | more workers |
 # | latency | full row, far from both | another layout, shape or kernel (lesson 11), larger batches | – |
 #
 # **Waits** are a sixth kind: `.item()`, a print, a mask as an index (lesson 03). The trace shows
@@ -456,8 +462,6 @@ of its own (torch 2.11). In fp16, with cuDNN's, the same norms took 40 ms."""
 norm_guess.compare(round(part(after, "batch_norm"), 1), "recorded", because=why)
 
 # %% compare-explain [markdown]
-# The total alone, 2.7 times as fast, would have hidden it.
-#
 # ### Several ranks
 #
 # On several GPUs each rank writes a trace of its own. The exchange of gradients is a kernel too,
@@ -508,8 +512,6 @@ def late_rank(lasted):  # {rank: ms}
 gpulab.turn.late_rank(late_rank)
 
 # %% ranks-explain [markdown]
-# The late rank finds all others there, so its kernel lasts only as long as the exchange.
-#
 # ![Two lanes: rank 0 computes less and its all-reduce is long, rank 1 computes more and its all-reduce is short.](../docs/pictures/late_rank.svg)
 #
 # `gpulab.timing.merge_traces` puts the ranks' files on one page. **HTA** (*Holistic Trace
@@ -522,7 +524,7 @@ gpulab.turn.late_rank(late_rank)
 # **Model FLOPs utilisation** is one number for a job: the FLOPs that the *model* needs in a step,
 # over what the chip could do in that time at its dense peak. Recomputation does not count, so
 # useless work cannot raise it. `gpulab.timing.mfu(gpulab.timing.flops(step), took, "bf16")` computes
-# it for your GPU.
+# it for your GPU; count a step without checkpointing.
 #
 # Take ResNet-50 on the H200, 256 images, again. A step took 107 ms in bf16 (recorded), the dense
 # bf16 peak is 989 TFLOP/s, and an image needs 4.09 × 10⁹ multiply-adds in forward.
@@ -541,11 +543,12 @@ why = "Norms are more than half of its time, and no FLOPs of the model to speak 
 mfu_guess.compare(round(100 * mfu, 1), "recorded", because=why)
 
 # %% mfu-explain [markdown]
-# The format decides what you divide by: in float32 the peak is 67 TFLOP/s, and the same network
-# looks more than five times as good. So compare like with like: training with training, one format, networks
-# of one kind. For large language models 38 to 43 % were reported (Llama 3 with 405 billion
-# parameters, up to 16,384 H100s). nanoGPT's GPT-2, eager and with unfused attention, reached
-# 14 % of an A100's peak (computed from a recorded speed).
+# The format decides what you divide by: in float32 (TF32 off here; PyTorch's default has it on in
+# convolutions) the peak is 67 TFLOP/s, and the same network looks more than five times as good. So
+# compare like with like: training with training, one format, networks of one kind. For large
+# language models 38 to 43 % were reported (Llama 3 with 405 billion parameters, up to 16,384
+# H100s). nanoGPT's GPT-2, eager and with unfused attention, reached 14 % of an A100's peak
+# (computed from a recorded speed).
 
 # %% driver-text [markdown]
 # ## What the driver counts
@@ -596,7 +599,7 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
 # |---|---|
 # | “85 to 99 % utilisation is good; below 50 %, loading is the bottleneck.” | One thread makes 100 %; below 50 % launches, waits and loading look alike. |
 # | “Memory near the maximum and less than 85 °C are signs of health.” | Neither says whether the GPU computes. |
-# | “The profiler tells you whether you are bound by compute or bandwidth.” | It gives times. FLOPs and bytes tell; below 60 % of both it is neither. |
+# | “The profiler tells you whether you are bound by compute or bandwidth.” | It gives times. FLOPs and bytes tell, kernel by kernel; one far below both peaks is neither. |
 # | “Low utilisation with a large batch: raise `num_workers`.” | If the host is in `DataLoader.__next__`; else it does nothing. |
 # | “Look at it in TensorBoard.” | The plugin was removed in 2026: Perfetto. |
 
@@ -604,9 +607,8 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
 # ## Common mistakes
 #
 # **The device's activity alone** (`activities=[ProfilerActivity.CUDA]`): without a GPU an error,
-# with one kernels of no operation. **Totals added up**: they count a kernel once for each level; own
-# times add up. **`with_stack=True`** left on in the run that is timed. A **trace of 500 steps**:
-# three are enough. A loop without `zero_grad`: nobody's job.
+# with one, kernels without their operations. **Totals added up**: they count a kernel once for each
+# level; own times add up. **`with_stack=True`** left on in the run that is timed.
 #
 # **A schedule, and no `step()`.** The schedule stays in its first phase, and nothing is recorded.
 
@@ -640,7 +642,7 @@ gpulab.quiz(10)
 #
 # 1. Time first, then a trace, then FLOPs and bytes: each answers what the one before cannot.
 # 2. Utilisation counts time with any kernel. A bottleneck belongs to a job, not to a network.
-# 3. Gaps: what did the host do in them? No gaps: which roof is near, and is one near at all?
+# 3. Gaps: what did the host do in them? No gaps: which roof is near, kernel by kernel, if one is?
 # 4. Own times add up, totals do not. The profiler slows the host, not the kernels.
 # 5. Across ranks, the one with the *shortest* all-reduce is late.
 # 6. An MFU is good or bad among trainings of its kind, in its format.
@@ -658,6 +660,6 @@ gpulab.quiz(10)
 #
 # - PyTorch documentation: `torch.profiler`, `torch.utils.benchmark`. NVIDIA: NVML API reference;
 #   user guides of Nsight Systems, Nsight Compute and DCGM.
-# - Kernel names: pytorch/pytorch#181718 and #54324. TensorBoard's plugin: pytorch/kineto#1248.
+# - Kernel names: pytorch/pytorch#181718. TensorBoard's plugin: pytorch/kineto#1248.
 # - Chowdhery et al., *PaLM*, arXiv 2204.02311 (MFU). *The Llama 3 Herd of Models*, arXiv 2407.21783.
 # - A. Karpathy, nanoGPT (README).

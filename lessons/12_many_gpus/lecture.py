@@ -102,8 +102,8 @@ parallel_guess.compare(round(first / second, 1), "virtual", because=why)
 # %% question-answer [markdown]
 # With batch 8, DataParallel is slower than one GPU. In every step its one process copies the weights to GPU 1, launches
 # the kernels of both GPUs from threads that share one Python interpreter, gathers the logits on GPU 0, and adds up the
-# gradients there. Nothing of it overlaps. DDP is no cure for a small batch either: a GPU that waits for its host waits
-# in both.
+# gradients there. DDP gains at batch 8, too, but less: the shorter the kernels, the more of the
+# step is the host's launching, which no second GPU shortens.
 
 # %% ddp-text [markdown]
 # ## One script, N processes
@@ -112,9 +112,8 @@ parallel_guess.compare(round(first / second, 1), "virtual", because=why)
 # `LOCAL_RANK` on its machine. Each holds all weights, and takes its own part of every batch. During `backward()` the
 # ranks average their gradients, so all make the same step.
 #
-# `gpulab.distributed.run` starts a script on real processes of this machine, as `torchrun` does. With two real GPUs each
-# rank takes one, and NCCL carries what they send. Otherwise each has a virtual GPU, and gloo carries it. Then comes
-# the whole script:
+# `gpulab.distributed.run` starts a script on real processes of this machine, as `torchrun` does. With two real GPUs
+# each rank takes one, and NCCL carries what they send. Otherwise each has a virtual GPU, and gloo carries it.
 
 # %% launch-setup
 folder = tempfile.TemporaryDirectory()
@@ -166,8 +165,9 @@ for ranks in (1, 2):
     print(f"{ranks} process(es):", launch("train.py", ranks).ranks[0].output.splitlines()[-2:])
 
 # %% train-explain [markdown]
-# The loss is the same to rounding. Four things made it so: equal weights at the start (DDP sends rank 0's), different
-# data on each rank, averaged gradients, and a batch of 300 *in all*. With `batch_size=300` on each rank it would be 600.
+# The loss is the same to rounding (with dropout or BatchNorm it would not be). Four things made it so: equal weights at
+# the start (DDP sends rank 0's), different data on each rank, averaged gradients, and a batch of 300 *in all*. With
+# `batch_size=300` on each rank it would be 600.
 #
 # `device_id` has NCCL connect at once, so a broken link shows here and not an hour later. For a rank that is slow on
 # purpose there is `timeout=datetime.timedelta(minutes=30)`; NCCL's default is 10 minutes.
@@ -200,9 +200,9 @@ ring_guess.compare(sent, because="6 hops with a quarter each: 2 (N − 1)/N of t
 
 # %% ring-explain [markdown]
 # The price is 2(N−1) hops, each with its latency. So NCCL takes trees for small tensors on many ranks, and lets the
-# switch add where it can. Here one process played all ranks. Real ones hand over a piece with
-# `dist.batch_isend_irecv`, which starts both directions at once. If all first called `send`, and then `recv`, NCCL would
-# hang: each waits for its neighbour to receive.
+# switch add where it can. Real ranks hand over a piece with `dist.batch_isend_irecv`, which starts both directions at
+# once. If all first called `send`, and then `recv`, NCCL can hang: a tensor that fits into no buffer waits until the
+# neighbour receives.
 
 # %% buckets-text [markdown]
 # ## Buckets: sending while backward computes
@@ -322,7 +322,7 @@ samples_guess.compare(sum(map(len, parts)), because="It pads, so that all make a
 # ![Rank 0 gets samples 0, 3, 6; rank 1 gets 1, 4 and again 0; rank 2 gets 2, 5 and again
 # 1.](../docs/pictures/dealing.svg)
 #
-# In training nobody notices. In an **evaluation** it is wrong: deal without padding, and add up sums and counts.
+# In an **evaluation** it is wrong: deal without padding, and add up sums and counts.
 #
 # ```python
 # part = Subset(data, range(rank, len(data), ranks))  # no sample twice, none missing
@@ -374,8 +374,8 @@ gpulab.turn.fair_loss(fair_loss)
 #
 # - **The effective batch** is `batch_size` × accumulation × ranks. The learning rate and the schedule follow it, as in
 #   lesson 08: an epoch has N times fewer updates.
-# - **Uneven inputs**: a rank with one batch more waits for ever. The sampler and `drop_last` avoid it. Otherwise `with
-#   model.join():` lets ranks that are done answer for the rest.
+# - **Uneven inputs**: a rank with one batch more waits until the timeout. The sampler and `drop_last` avoid it.
+#   Otherwise `with model.join():` lets ranks that are done answer for the rest.
 # - **BatchNorm** normalises with *its rank's* samples. With few on each, `nn.SyncBatchNorm.convert_sync_batchnorm(model)`
 #   before DDP: it sends more.
 # - **Seeds**: one seed on all ranks draws the same dropout masks and augmentations on all. Add the rank to it after the
@@ -386,7 +386,7 @@ gpulab.turn.fair_loss(fair_loss)
 #
 # | you write | what it does |
 # |---|---|
-# | `torchrun --standalone --nproc-per-node=8 train.py` | 8 ranks on this machine, at a free port |
+# | `torchrun --standalone --nproc-per-node=8 train.py` | 8 ranks on this machine |
 # | `torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=host1:29400 train.py` | the same line on both machines; they meet (*rendezvous*) at `host1` |
 # | `--log-dir=logs --redirects=3` | a file for what each rank prints |
 #
@@ -400,8 +400,8 @@ gpulab.turn.fair_loss(fair_loss)
 # `dist.barrier()` follows.
 #
 # **Accelerate** (Hugging Face) writes all this for you: `accelerator.prepare(model, optimizer, loader)`,
-# `accelerator.backward(loss)`, `accelerator.gather_for_metrics(…)`, which drops the padding. Mind two
-# things: `prepare` shards the loader itself, and steps a prepared schedule N times an update.
+# `accelerator.backward(loss)`, `accelerator.gather_for_metrics(…)`, which drops the padding. `prepare` shards the
+# loader itself, and steps a prepared schedule N times an update.
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
@@ -488,7 +488,8 @@ launch("unused.py", env=where | {"TORCH_DISTRIBUTED_DEBUG": "INFO"})
 
 # %% loud-text [markdown]
 # `INFO` added the line with the names. Take the layer out, or set `find_unused_parameters=True`: it searches the graph
-# in each step, and sends one more all-reduce. Four more that are loud:
+# in each step, and sends one more all-reduce. (With `DETAIL`, DDP on gloo crashes in PyTorch 2.15: SIGSEGV.) Four more
+# that are loud:
 #
 # | message | cause | repair |
 # |---|---|---|
@@ -497,8 +498,9 @@ launch("unused.py", env=where | {"TORCH_DISTRIBUTED_DEBUG": "INFO"})
 # | `rank 1 was killed by SIGKILL`, `exitcode: -9` | mostly the host's memory was full | fewer workers |
 # | `invalid device ordinal` | `cuda:{rank}` on the second machine | `LOCAL_RANK` |
 #
-# **Past DDP.** The silent mistakes are worse. Here a script calls `model.module(x)`, so nothing is exchanged. A checkpoint
-# that only rank 0 loads after wrapping does the same harm: DDP never sends the weights again. A checksum finds both:
+# **Past DDP.** Here a script calls `model.module(x)`, so nothing is exchanged. A
+# checkpoint that only rank 0 loads after wrapping does the same harm: DDP never sends the weights again. A checksum
+# finds both, the second one in the weights:
 
 # %% silent-write
 # %%writefile silent.py

@@ -10,7 +10,8 @@ PARTS, FROM = "max(0, min(stop, b) - max(start, a)) for a, b in loads", "gaps, d
 MORE, TIMES = f"if sum(stop - start for start, stop in gaps) {LONG}:", "sum(stop - start for start, stop, _ in runs)"
 LOADING, RETURN = "loading > 0.5 * (stop - start)", "return max(lost, key=lost.get)"
 KIND = '"input" if loads_most else "waits" if waiting else "launches"'
-COMPUTE, OF_RUNS = "flops / peak_flops > moved / peak_bandwidth", "for _, _, e in runs)"
+COMPUTE, OF_RUNS = "compute > memory", "for _, _, e in runs]"
+NEED, NEEDED = "sum(max(need) for need in needs)", "< 0.6 * busy"
 WORD = f'return "compute" if {COMPUTE} else "bandwidth"'
 WINDOW = "min(span[0] for span in steps), max(span[1] for span in steps)"
 
@@ -28,7 +29,7 @@ BANK.right((add("import numpy as np", before="spans = ["), change("gaps, done = 
             "    starts = np.array([*(a for a, *_ in runs), end])\n    late = starts > done\n"
             "    gaps = [*zip(done[late], starts[late])]\n"),
             change(f"sum({PARTS})", "np.clip([min(stop, b) - max(start, a) for a, b in loads], 0, None).sum()"),
-            change(COMPUTE, "flops * peak_bandwidth > moved * peak_flops")))  # fmt: skip
+            change("(sum(need[roof] for need in needs) for roof in (0, 1))", "np.sum(needs, axis=0)")))  # fmt: skip
 BANK.right(change(ENDS, 'e["name"].startswith("cuda") and "Synchronize" in e["name"]'))
 
 # --- what comes back, and which events are read ----------------------------------------------------------
@@ -44,9 +45,9 @@ BANK.mistakes(
     ("events without a duration are read as if they had one", 'only events whose "ph" is "X" have a "dur"',
      change(' if e["ph"] == "X"]', "]")),
     ("every kernel is asked for its FLOPs and bytes", 'not every kernel tells both: e["args"].get("flops", 0)',
-     change('e["args"].get(key, 0)', 'e["args"][key]')),
+     change('e["args"].get("bytes", 0)', 'e["args"]["bytes"]')),
     ("kernels that lack their FLOPs or their bytes are left out", "what a norm moves takes its time too: no if",
-     change(OF_RUNS, 'for _, _, e in runs if len(e["args"].keys() & {"flops", "bytes"}) == 2)')),
+     change(OF_RUNS, 'for _, _, e in runs if len(e["args"].keys() & {"flops", "bytes"}) == 2]')),
     ("the events are taken as they stand in the file", "a file is in no order: sort the kernels by ts",
      change("key=lambda span: span[0]", "key=lambda span: 0")),
     ("loads are looked for by the whole name of one kind of loader",
@@ -69,7 +70,7 @@ BANK.mistakes(
     ("a copy counts as a kernel", "copies have engines of their own: beside one the multiprocessors may be idle",
      change('["cat"] == "kernel"', '["cat"] in ("kernel", "gpu_memcpy")')),
     ("the bytes of copies are added to the kernels'", "they say nothing of what the kernels wait for",
-     change(OF_RUNS, 'for a, b, e in [*runs, *(s for s in spans if s[2]["cat"] == "gpu_memcpy")])')),
+     change(OF_RUNS, 'for a, b, e in [*runs, *(s for s in spans if s[2]["cat"] == "gpu_memcpy")]]')),
 )  # fmt: skip
 
 # --- which time, and what a gap is -----------------------------------------------------------------------
@@ -97,7 +98,7 @@ BANK.mistakes(
     ("the time is that of the whole file", "take begin and end from ProfilerStep",
      change(WINDOW, WINDOW.replace("steps", "spans"))),
     ("FLOPs and bytes are those of all kernels in the file", "those before the first step are no part of the steps",
-     change(OF_RUNS, 'for _, _, e in spans if e["cat"] == "kernel" and e["args"]["device"] == gpu)')),
+     change(OF_RUNS, 'for _, _, e in spans if e["cat"] == "kernel" and e["args"]["device"] == gpu]')),
     ("the time is the sum of the steps', without what is between them",
      "gaps between two steps count, and so do kernels: from the first step's begin to the last one's end",
      change(LONG, "> 0.3 * sum(b - a for a, b, _ in steps)")),
@@ -156,24 +157,23 @@ BANK.mistakes(
      change(MORE, "if False:")),
     ("a GPU without gaps is taken for compute-bound",
      "a kernel that waits for memory fills its lane as well: compare the seconds that each needs at its peak",
-     change(WORD, 'return "compute"'), change(COMPUTE, "flops > moved")),
+     change(WORD, 'return "compute"'), change(COMPUTE, "compute * peak_flops > memory * peak_bandwidth")),
     ("a GPU without gaps is taken for bandwidth-bound",
      "products of large matrices reach most of the peak: compare with both roofs", change(WORD, 'return "bandwidth"')),
     ("the two roofs are the other way round", "the one under which the kernels need *longer* is what holds them",
      change(COMPUTE, COMPUTE.replace(">", "<"))),
     ("the peaks are an A100's, whatever the GPU", "the ridge is elsewhere on each GPU: take what was handed over",
-     change(COMPUTE, "flops / 312 > moved / 2.039")),
+     change(COMPUTE, "compute * peak_flops / 312 > memory * peak_bandwidth / 2.039")),
     ("compute-bound means half of the peak", "many kernels reach a quarter of the nearer roof: compare the two parts",
-     change(COMPUTE, f"flops / peak_flops > 0.4e-6 * {TIMES}")),
+     change(COMPUTE, f"compute > 0.4e-6 * {TIMES}")),
     ("each kernel has a vote", "most kernels are bound by memory in nearly every job: time counts",
-     change(COMPUTE, f"sum((a := e['args']).get('flops', 0) / peak_flops > a.get('bytes', 0) / peak_bandwidth "
-     f"{OF_RUNS} > len(runs) / 2")),
+     change(COMPUTE, "sum(flops > moved for flops, moved in needs) > len(needs) / 2")),
     ("a job that is near to neither roof is put under one",
      "less than 60 % of the time without gaps, by the longer of the two seconds, not by their sum: latency",
-     change("needed < 0.6 * busy", "False"), change("needed < 0.6 * busy", "needed < 0.5 * busy"),
-     change("max(flops / peak_flops, moved / peak_bandwidth)", "(flops / peak_flops + moved / peak_bandwidth)")),
+     change(NEEDED, "< 0"), change(NEEDED, "< 0.5 * busy"), change(NEED, "sum(sum(need) for need in needs)")),
+    ("both roofs are asked for 60 % of the time alone", "each kernel has a roof of its own: add up max(...) over them",
+     change(NEED, "max(sum(times) for times in zip(*needs))")),
     ("a job that is near to one roof is called latency-bound",
      "compare the seconds at the peak with 60 % of the steps' time *without the gaps*",
-     change("needed < 0.6 * busy", "needed < 0.6 * (end - begin)"),
-     change("needed < 0.6 * busy", "needed < 0.7 * busy")),
+     change(NEEDED, "< 0.6 * (end - begin)"), change(NEEDED, "< 0.7 * busy")),
 )  # fmt: skip

@@ -22,6 +22,7 @@ WAITED, LOADED, HALF = (
 CATS, NAMES, WINDOW = "events of other cats", "events of other names", "kernels and gaps outside of the steps"
 STEPS, NUMBER, ORDER = "steps unlike each other", "many short gaps or kernels", "events in another order"
 PEAKS, LACKS, SHORT, NONE = "another ridge", "kernels that tell only FLOPs or bytes", "gaps of 2 µs", "no kernel at all"
+MIXED = "kernels at one roof beside kernels at the other"
 CLAUSES = [
     Clause('"compute", "bandwidth" or "latency"', [WORD], "what is returned is no such word",
            "one of the six, as a text", JOBS),
@@ -47,12 +48,14 @@ CLAUSES = [
         (ORDER, "in any order", "ts says when they begin"),
         (PEAKS, "the peaks of this GPU", "no other number of the GPU is needed"),
         (LACKS, "under which the steps' kernels would need longer", "all of them; what one lacks is 0"),
+        (MIXED, "the longer of a kernel's own two times", "the longer one of each kernel, and then the sum"),
         (SHORT, "A gap is a stretch of it", "of any length"),
         (NONE, "in which the GPU runs a kernel on none of its streams", "all of the time is a gap then"))),
 ]  # fmt: skip
 ONLY = {  # the kinds for which a twist is
     WAITED: ("waits", "launches"), HALF: GAPS, CATS: ("waits", "launches"), NAMES: ("launches",), SHORT: GAPS,
-    NONE: GAPS, PEAKS: ROOFS[:2], LACKS: ROOFS[:2], COPIES: (*GAPS, "compute"), ORDER: (*GAPS, "compute"),
+    NONE: GAPS, PEAKS: ROOFS[:2], LACKS: ROOFS[:2], MIXED: ROOFS[:2],
+    COPIES: (*GAPS, "compute"), ORDER: (*GAPS, "compute"),
 }  # fmt: skip
 TWISTS = [fact for clause in CLAUSES[7:] for fact in clause.facts]
 SHEETS = ((312e12, 2.039e12), (165e12, 1.008e12), (125e12, 0.9e12))  # bf16 or fp16, with ridges of 139 to 164
@@ -163,7 +166,7 @@ def gaps_step(t: Trace, kind: str, twist: str, us: float) -> None:
 
 def roof_step(t: Trace, kind: str, twist: str, us: float) -> None:
     """A step of kernels with short gaps, of which the loader is the reason."""
-    near, far, others = random.uniform(0.8, 0.92), random.uniform(0.05, 0.2), (0.5, 0.62)
+    near, far, others = random.uniform(0.8, 0.92), random.uniform(0.05, 0.2), (0.42, 0.5)
     if twist == PEAKS:
         near, far = random.uniform(0.72, 0.82), random.uniform(0.46, 0.52)
     if kind == "latency":
@@ -181,6 +184,9 @@ def roof_step(t: Trace, kind: str, twist: str, us: float) -> None:
         kernels = [(0.28 * us, of(*others)), *[(0.24 * us, parts), (0.24 * us, of(*others))] * 2][:4]
     if twist == LACKS:
         kernels = [(0.4 * us, of(near, 0.0))] * 2 + [(0.1 * us, of(0.1, 0.9 * near))] * 2
+    if twist == MIXED:  # of the whole, neither roof explains 60 %
+        near = random.uniform(0.74, 0.8)
+        kernels = [(0.14 * us, of(near, 0.1)), (0.11 * us, of(0.1, near))] * 4
     for number, (us_of_one, of_one) in enumerate(kernels):
         t.busy(us_of_one, of_one, (13,) if twist == STREAMS and number % 2 else (7,))
         if twist == STREAMS:  # beside it, and over before it
