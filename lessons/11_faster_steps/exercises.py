@@ -22,8 +22,8 @@ gpu = gpulab.setup()
 # ## 1 · Find the recompilation
 #
 # **Build** a function that tells for each call of a compiled function how many graphs it compiled. **Why:** a recompilation
-# costs seconds in the middle of a training, and nothing is printed; after the eighth, PyTorch gives up compiling, and a warning
-# is all that says so.
+# costs seconds in the middle of a training, and nothing is printed; after eight versions PyTorch gives up compiling, and
+# only a warning says so.
 #
 # 20 minutes · difficulty ●●○
 #
@@ -261,8 +261,8 @@ print(kept, f"stay on this {where} (measured)")
 # - `optimizer`: AdamW over its parameters, with `capturable=True`; it may have made steps before, or none
 # - `x`, `y`: a batch of the usual shape, to warm up and to capture with
 #
-# The plain step is `zero_grad`, forward, backward, `optimizer.step()`. In step, losses, parameters, buffers and moments
-# are those of the plain step, after each batch; for batches of the usual shape it takes at most a third of the time.
+# The plain step is `zero_grad`, forward, backward, `optimizer.step()`. After each batch, loss, parameters, buffers and
+# moments are those of the plain step; for batches of the usual shape it takes at most a third of the time.
 # Making the step trains nothing: parameters, buffers and the optimizer's moments and step counts are as before when it
 # is returned (moments that did not exist may exist, and be zero). Streams that use the same tensors wait for each
 # other. A batch of another shape is trained as well, at whatever speed. A loss that was returned stays what it was in

@@ -63,10 +63,10 @@ vocabulary_guess.compare(14, "recorded", because=why)
 # %% waits-text [markdown]
 # ## First find out who waits
 #
-# A step takes about as long as the slowest of three: the **host**, which launches kernels; the GPU's **memory**; its
-# **arithmetic**. Take a small transformer on an H200 whose host is slow. In float32 a step takes 17.8 ms, and kernels
-# run for 14.3 of them. Autocast to bf16 makes the kernels 3.6 times as fast: they now need 4.0 ms (recorded). And the
-# step?
+# A step takes about as long as the slower of two: the **host**, which launches kernels, or the kernels, each of which
+# waits for **memory** or **arithmetic**. Take a small transformer on an H200 whose host is slow. In float32 a step
+# takes 17.8 ms, and kernels run for 14.3 of them. Autocast to bf16 makes the kernels 3.6 times as fast: they now need
+# 4.0 ms (recorded). And the step?
 
 # %% waits-predict
 bf16_guess = gpulab.predict("The step in bf16", unit="ms")
@@ -140,11 +140,11 @@ with gpulab.VirtualGPU("A100-80", compute=False):
 # %% launches-text [markdown]
 # ## Fewer launches
 #
-# With two images the GPU waits for the next launch most of the time. (A faster host than the virtual one shortens the
-# white.)
+# The wide gaps are the first step's: libraries load. In later steps, with two images, the GPU still waits for launches
+# most of the time (less with a faster host).
 #
 # **The optimizer.** ResNet-18 has 62 parameter tensors. AdamW can go through them in a Python loop; it can do each of
-# its operations for all tensors at once (`foreach`, the default on a GPU); or it does everything in one or two kernels:
+# its operations for all tensors at once (`foreach`, the default on a GPU); or it does everything in a few kernels:
 
 # %% launches-optimizer
 for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
@@ -154,9 +154,9 @@ for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
 # %% launches-graph-text [markdown]
 # `fused=True` costs nothing but last digits, which round differently.
 #
-# **A CUDA graph** goes to the end of that road: it records the launches of a whole step once, and *replays* them with
-# one call. Before the capture, a few ordinary steps on a side stream do all that is lazy. They train; the capture
-# itself computes nothing. The optimizer's step counter has to live on the GPU: `capturable=True`.
+# **A CUDA graph** goes further: it records the launches of a whole step once, and *replays* them with
+# one call. Before the capture, a few ordinary steps on a side stream do everything lazy. They train; the capture
+# itself computes nothing. AdamW's step counter has to live on the GPU: `capturable=True`.
 
 # %% launches-graph
 def captured(step):
@@ -241,7 +241,7 @@ why = "The launch was recorded with this number. The scheduler changes another, 
 rate_guess.compare(with_number, "virtual", because=why)
 
 # %% rate-explain [markdown]
-# Nothing tells you: the loss goes on as if there were no schedule. Make the learning rate a **tensor on the GPU**
+# No error tells you. Make the learning rate a **tensor on the GPU**
 # before the capture. PyTorch's schedulers fill it in place, and the graph reads it. (Adam and AdamW take one with
 # `capturable=True`; SGD needs `fused=True`.) Every other number that changes is frozen too, such as a loss's weight.
 #
@@ -355,15 +355,15 @@ recompile_guess.compare(count(lambda x: x.softmax(0), *lengths), "computed", bec
 # only a warning says so: `torch._dynamo hit config.recompile_limit (8)`. Two usual causes:
 #
 # - **An int in an attribute** (or a global), such as a counter of calls, is held at its value. Make it a tensor (a buffer),
-#   or take it out of `forward`. An int *argument*, and a float anywhere, become symbols at their second value.
+#   or take it out of `forward`. An int *argument*, and a float anywhere, become symbols at the second value.
 # - **A Python loop** such as `for i in range(x.shape[0])` is unrolled, so each length is another graph.
 #
 # `TORCH_LOGS="recompiles,graph_breaks"` prints the guard that failed. The first exercise counts all of this.
 #
 # ## What compiling buys, and when it pays
 #
-# Now with Inductor, for this machine's processor or your GPU. First a GELU written out: eight operations that each read
-# and write everything, and that become one kernel. Then a block of ResNet-18, whose convolutions stay calls of a
+# Now with Inductor, for this machine's processor or your GPU. First a GELU written out: nine operations that each read
+# and write everything, and become one kernel. Then a block of ResNet-18, whose convolutions stay calls of a
 # library.
 
 # %% inductor-define
@@ -411,7 +411,7 @@ with gpulab.without_gpu():
 # recompilation. A model of equal blocks starts sooner if you compile the *block*: after `for block in blocks:
 # block.compile()` all blocks share one compilation.
 #
-# **Modes.** `"reduce-overhead"` adds CUDA graphs: for small batches, with fixed addresses. The next call overwrites a result
+# **Modes.** `"reduce-overhead"` adds CUDA graphs: for small batches of fixed shapes. The next call overwrites a result
 # (`accessing tensor output of CUDAGraphs that has been overwritten`), so clone it. `"max-autotune"` also tries several
 # kernels for each product: for long runs of fixed shapes.
 #
@@ -520,8 +520,8 @@ alignment_guess.compare(sum(ratio > 2 for ratio in times.values()), "recorded", 
 # %% numbers-alignment-explain [markdown]
 # Tensor cores are fed in packets of 16 bytes: 8 numbers of 16 bits, 4 of TF32, 16 of fp8. A row of another length takes
 # slower kernels. How much slower depends on the GPU; the H100's fast kernels take nothing else. A multiple of 8 is the
-# least, and not the best: 4104 still cost 23 % as k and 11 % as n, since kernels work in tiles of 64 to 256. **Make
-# widths and the vocabulary multiples of 64 or 128.** (Of the opening's gain our virtual A100 shows 12 %.)
+# least, not the best: 4104 still cost 23 % as k and 11 % as n. (Kernels work in tiles of 64 to 256; memory, in lines of
+# 128 bytes.) **Make widths and the vocabulary multiples of 64 or 128.**
 #
 # **The number of rows** counts by whole tiles. An A100 has 108 SMs. If a product has 108 tiles, all run at once, in one
 # *wave*; a 109th waits for a second wave. The virtual A100 has tiles of 128 × 128 here:
@@ -555,7 +555,7 @@ gpulab.style.show(figure, alt="The time of a product over its tiles: flat, with 
 # ## Your decision table
 #
 # Each switch alone, on your GPU or else this machine's processor. Machines drift: they warm up, others use them. So
-# **take turns**: one step of each, and again. And have the baseline twice: what it “gains” against itself is the noise.
+# **take turns**: one step of each, and again. Have the baseline twice: what it “gains” against itself is noise.
 # On a GPU, add `small(half=True)`. (A processor without 16-bit instructions took 20 times as long, measured.)
 
 # %% table-define
@@ -580,8 +580,8 @@ for name in steps:
     print(f"{name:<15} {statistics.median(ratios):.2f} ×, from {ratios[0]:.2f} to {ratios[-1]:.2f} (measured)")
 
 # %% table-fill [markdown]
-# Keep a switch if its median lies outside the whole range of *nothing, again*, and its price is worth it. A gain inside
-# that range may be noise: take more turns.
+# Keep a switch if its median lies above the whole range of *nothing, again*, and its price is worth it. A gain inside
+# may be noise. More turns only widen the range: time more steps (`repeat`) a turn.
 #
 # | switch | what it can save | price | gain |
 # |---|---|---|---|
@@ -600,9 +600,9 @@ for name in steps:
 # | you will read | verdict | tested in |
 # |---|---|---|
 # | “Open cuDNN for speed.” | It is on. `benchmark` autotunes, and is slow for each new shape. | *Layout* |
-# | “Dimensions in multiples of 8; odd ones idle warps.” | Rows of 16 bytes at least, for the packets. Multiples of 64 are better. | *Numbers and shapes* |
+# | “Dimensions in multiples of 8; odd ones idle warps.” | Rows of whole 16-byte packets. Multiples of 64 are better. | *Numbers and shapes* |
 # | “Batches in powers of two.” | A batch counts rows: whole tiles and waves matter. | *Numbers and shapes* |
-# | “`'medium'` enables TF32, a simplified AMP.” | TF32, yes, on NVIDIA's GPUs. No memory is saved. | *Numbers and shapes* |
+# | “`'medium'` enables TF32, a simplified AMP.” | TF32, on NVIDIA's GPUs. It saves no memory. | *Numbers and shapes* |
 # | “`torch.compile` doubles the speed.” | Median 1.6 in inference, 1.2 in training a GPT-2. | *What compiling buys* |
 
 # %% mistakes-text [markdown]
@@ -632,7 +632,7 @@ gpulab.quiz(11)
 # 2. A gain belongs to a network, a batch and a GPU. Take turns with the baseline, and have it twice.
 # 3. `torch.compile`: count graphs and recompilations first; it pays after compile time ÷ saved time steps.
 # 4. A CUDA graph freezes addresses *and numbers*: copy in, clone out, and make the learning rate a tensor.
-# 5. Rows of 16 bytes at least; widths in 64s.
+# 5. Rows in multiples of 16 bytes; widths in 64s.
 #
 # **For the checklist:** `fused=True` · `fullgraph=True` once, to find breaks · `TORCH_LOGS=recompiles` · `channels_last`
 # measured · `cudnn.benchmark` for fixed shapes only · vocabulary a multiple of 64 · no `.item()` in the step.
