@@ -35,8 +35,8 @@ gpu = gpulab.setup()
 # - `stage`: of ZeRO: 0 cuts nothing (DDP), 1 the optimizer state, 2 the gradients too, 3 the weights too
 # - `weights`: bytes of one weight, as 4; gradients and state likewise, for each number of a parameter
 #
-# What is cut is cut as `fully_shard` does it, each tensor by rows: of as many rows as go round, rounded up, each rank
-# has one part, in order, the last one what is left; or there are none for it. Padding is not counted.
+# A stage cuts each tensor by rows, as `fully_shard` does: a part has rows / ranks rows, rounded up. The ranks take their
+# parts in order, until no row is left: one may get fewer, later ones none. Padding is not counted.
 
 # %% bytes_per_rank tags=["solution"]
 def bytes_per_rank(shapes, ranks, stage, weights, gradients, state):

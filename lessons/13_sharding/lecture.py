@@ -98,8 +98,9 @@ for wrap in (ddp, by_block):
 copies_guess.compare(round(6.7e9 * 16 / 2**30), "computed", because="Each has a full copy.")
 
 # %% question-answer [markdown]
-# With DDP the ranks share the work, not the memory. **Sharding** cuts what they hold. Each rank keeps an eighth of every tensor, and gathers the rest for the moment in
-# which it is needed. The training is the same, and some 60 GiB are left for activations.
+# With DDP the ranks share the work, not the memory. **Sharding** cuts what they hold. Each rank keeps an eighth of every
+# tensor, and gathers the rest while it is needed. The training is the same, and an H100 has some 60 GiB left for
+# activations.
 
 # %% bytes-text [markdown]
 # ## Where the bytes go
@@ -117,8 +118,8 @@ print(f"stage 1 on 64 ranks: 2 + 2 + 12 {paper:.1f} GB, 4 + 4 + 8 {fp32:.1f} GB"
 stage_guess.compare(round(fp32, 1), "computed", because="8 of the 16 bytes are state, not 12.")
 
 # %% bytes-explain [markdown]
-# The first number is the paper's; the second saves two thirds as much. So ask of every “ZeRO-2 needs …” which bytes it counts. With fp32 weights, on one of
-# 8 ranks:
+# The first number is the paper's; the second saves two thirds as much. So ask of every “ZeRO-2 needs …” which bytes it
+# counts. With fp32 weights, on one of 8 ranks:
 #
 # ![Bytes for each parameter on one of 8 ranks, weights, gradients, Adam's state: DDP 4, 4, 8; ZeRO-1 4, 4, 1; ZeRO-2 4,
 # ½, 1; ZeRO-3 and FSDP ½, ½, 1.](../docs/pictures/zero_stages.svg)
@@ -190,9 +191,9 @@ for wrap in (one_unit, blocks):
         gpulab.timing.timeline(step).show()
 
 # %% units-explain [markdown]
-# Here stream 0 computes, 1 and 2 gather, 3 scatters gradients. As one unit, nothing computes until all weights are there: FSDP in
-# name only. By block, FSDP asks for the next block's weights while this one computes (**prefetch**). Two blocks are whole
-# at a time. Now with a smaller batch and another link:
+# Here stream 0 computes, 1 and 2 gather, 3 scatters gradients; NCCL's kernels count as kernels. As one unit, nothing
+# computes until all weights are there. By block, FSDP asks for the next block's weights while this one computes
+# (**prefetch**). Two blocks are whole at a time. Now with a smaller batch and another link:
 
 # %% units-run
 made = functools.partial(build, wrap=blocks, size="0.7B")
@@ -203,8 +204,8 @@ for batch, link in ((12, "pcie4"), (4, "pcie4"), (12, "nvswitch-a100")):
 
 # %% units-result [markdown]
 # **Exposed** is what no kernel hides. Over PCIe it is more than a third of the step, even by block. With a small batch it
-# is most of it. Over NVLink nearly everything hides. So “FSDP is slow” is a sentence about a
-# link and a batch. (What hides still takes multiprocessors and bandwidth from the kernels. This model leaves that out.)
+# is most of it. Over NVLink nearly everything hides. So “FSDP is slow” is a sentence about a link and a batch. (What
+# hides still takes multiprocessors and bandwidth from the kernels. This model leaves that out.)
 #
 # A unit for each *layer* would gather often and little, which wastes the link. So: **one `fully_shard` for each block,
 # then one for the rest.**
@@ -305,14 +306,15 @@ for way in ("ddp", "fsdp"):
 #   bytes a parameter. The gathers remain. So the test of lesson 12, a step in `no_sync`, does not show all of FSDP's
 #   exposed time. A profile does: look for times in which only NCCL's kernels run.
 # - **HSDP** shards within a machine and copies across machines:
-#   `fully_shard(…, mesh=init_device_mesh("cuda", (machines, 8)))`.
+#   `fully_shard(…, mesh=init_device_mesh("cuda", (machines, 8), mesh_dim_names=("copy", "shard")))`.
 # - **FSDP1**, the class `FullyShardedDataParallel` with `auto_wrap_policy`, is what older code uses.
 
 # %% fill-text [markdown]
 # ### Weights for a model that no host can hold
 #
 # Above, every process built the whole model. A 70B would take 280 GB of host memory, on each of 8 ranks. So build under
-# `torch.device("meta")`, shard, and call `to_empty(device="cuda")`. Now the weights are what lay in memory. Set them:
+# `torch.device("meta")`, shard, and call `to_empty(device="cuda")`. Now the weights hold whatever lay in memory. Set
+# them:
 #
 # - **New weights**: `model.apply(init)`. A loop that calls `reset_parameters()` forgets some: `nn.MultiheadAttention`, in our
 #   GPT too, has only `_reset_parameters`. So fill everything with NaN first. What is NaN afterwards was forgotten.
@@ -345,7 +347,8 @@ gpulab.turn.filled_from_rank_0(fill)
 # ## Saved on two, loaded on one and on three
 #
 # `torch.save(model.state_dict())` would write this rank's rows. `torch.distributed.checkpoint` (**DCP**) lets each rank write
-# its part, and cuts anew when it loads. Two steps and a save on two ranks; then a load, and on each the step after it:
+# its part, and cuts anew when it loads. Two steps and a save on two ranks; then a load on one,
+# on three, and the third step:
 
 # %% save-write
 # %%writefile keep.py
@@ -492,8 +495,8 @@ for name, tensor in (("FSDP", False), ("tensor", True)):
 # cut along the sequence between them: fewer activations.
 #
 # **Pipeline parallelism** puts layers on different ranks; activations go from one to the next, little to send. But a rank
-# waits until the first part of the batch arrives, and again for the last gradient: the **bubble**. Cut into more parts,
-# the batch is on its way to all ranks sooner:
+# waits until the first part of the batch arrives, and again for the last gradient: the **bubble**. With more parts, each
+# is smaller and arrives sooner:
 #
 # ![Two ranks, four parts. Under GPipe all forwards come first, then all backwards. Under 1F1B each rank alternates. Both
 # take equally long.](../docs/pictures/pipeline_schedules.svg)
@@ -548,8 +551,8 @@ with gpulab.VirtualGPU("T4", ranks=1):
 # | the optimizer made before `fully_shard` | nothing trains: it holds the old parameters, and keeps them in memory | `fully_shard` first |
 # | a unit whose `forward` nobody calls, as `attention.out_proj` | `aten.addmm.default got mixed torch.Tensor and DTensor`: hooks gather, and none ran | units are blocks that are called |
 # | tied weights in two units | `Parameter 'head.weight' is shared with a parameter already managed by another FSDP group` | one unit for both |
-# | `torch.save(model.state_dict())` on rank 0 | a file with a part of the rows, loadable on that rank of as many | DCP, or the full state dict, on all ranks |
-# | no process group | `Default process group has not been initialized` | `set_device`, then `init_process_group`, then the model |
+# | `torch.save(model.state_dict())` on rank 0 | a file with a part of the rows | DCP, or the full state dict, on all ranks |
+# | `get_rank()` or a collective before the process group | `Default process group has not been initialized` | `set_device`, then `init_process_group`, then the model |
 # | `model.cuda()` before `fully_shard` | the whole model on each GPU: out of memory at the start | the meta device |
 # | `full_tensor()`, clipping or a save on rank 0 alone | a hang (lesson 12) | all ranks call it, rank 0 prints |
 
