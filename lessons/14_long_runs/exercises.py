@@ -32,16 +32,16 @@ gpu = gpulab.setup()
 # ## 1 · To the bit
 #
 # **Build** the state from which a run goes on as if it had never been interrupted. **Why:** a run that resumes from the
-# weights alone gives no error. It trains a little worse, and nobody knows why; and a bug that shows at step 90,000 can be
+# weights alone gives no error. It may train worse, and nobody knows why; and a bug that shows at step 90,000 can be
 # looked at again only if the steps before it come again, to the bit.
 #
 # 25 minutes · difficulty ●●○
 #
 # **Predict first:** of the twelve pieces of state below, how many does `model.state_dict()` hold?
 #
-# The check interrupts small runs before their first step, at the start of an epoch and in the middle of one, on one virtual
-# GPU and on two. It goes on in a run that has trained before, with other seeds, and compares every piece with a twin that was
-# never interrupted.
+# The check interrupts small runs before their first step, at the start of an epoch and in the middle of one, on one
+# virtual GPU and on two. It goes on in a run that has trained before, with other seeds, and compares every piece with a
+# twin that was never interrupted.
 #
 # **`Resumable(run)`**
 #
@@ -109,15 +109,17 @@ gpulab.check.resume_exactly(Resumable)
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `random.getstate()`, `np.random.get_state()`, `torch.get_rng_state()`, `torch.cuda.get_rng_state_all()`, and the functions that set
-# them. NumPy's state is a tuple with an array in it; `weights_only=True` reads tensors, numbers, texts and containers of those.
+# `random.getstate()`, `np.random.get_state()`, `torch.get_rng_state()`, `torch.cuda.get_rng_state_all()`, and the
+# functions that set them. NumPy's state is a tuple with an array in it; `weights_only=True` reads tensors, numbers,
+# texts and containers of those.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
 # Three traps. The tensors in a `state_dict()` are those that go on training: `copy.deepcopy` before you return it. An
 # optimizer's `load_state_dict` takes over the tensors that it is given, and trains on in them: load a copy. And
-# `torch.load(…, map_location="cuda")` puts *every* tensor on the GPU, also the generators' states and the order: `.cpu()`.
+# `torch.load(…, map_location="cuda")` puts *every* tensor on the GPU, also the generators' states and the order:
+# `.cpu()`.
 #
 # </details>
 
@@ -165,15 +167,15 @@ print("from the file:   ", [f"{loss:.3f}" for loss in again], same)
 # ## 2 · Whole, or not there
 #
 # **Build** the checkpoints of a run, in a folder, so that no moment is the wrong one to be interrupted. **Why:**
-# `torch.save(state, "checkpoint.pt")` begins by emptying the only checkpoint there is. Machines that are taken away are taken
-# away in the middle of something, and writing is what a large run does for minutes every hour.
+# `torch.save(state, "checkpoint.pt")` begins by emptying the only checkpoint there is. Machines that are taken away are
+# taken away in the middle of something, and writing is what a large run does for minutes every hour.
 #
 # 30 minutes · difficulty ●●●
 #
 # **Predict first:** after how many of the operations of `torch.save(state, path)` is there no whole file?
 #
-# The check records your save with `gpulab.crash`, and asks for the latest state after a kill at every operation and after a
-# power cut at every moment. Then it damages files. Nothing is really killed, and no disk really waits.
+# The check records your save with `gpulab.crash`, and asks for the latest state after a kill at every operation and
+# after a power cut at every moment. Then it damages files. Nothing is really killed, and no disk really waits.
 #
 # **`Checkpoints(folder, keep)`**
 #
@@ -279,24 +281,24 @@ gpulab.check.atomic_checkpoint(Checkpoints)
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Three places hold bytes back: Python's buffer (`file.flush()`), the system's cache (`os.fsync(file.fileno())`), and the
-# folder, whose entry the new name is (`os.open(folder, os.O_RDONLY)`, `os.fsync`, `os.close`; Windows opens no folder). In which order
-# with the rename, and when may the oldest file go?
+# Three places hold bytes back: Python's buffer (`file.flush()`), the system's cache (`os.fsync(file.fileno())`), and
+# the folder, whose entry the new name is (`os.open(folder, os.O_RDONLY)`, `os.fsync`, `os.close`; Windows opens no
+# folder). In which order with the rename, and when may the oldest file go?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `torch.load` finds a file that is cut off, and not one with zeros in the middle. What `torch.save` writes is a zip archive:
-# `zipfile.ZipFile(path).testzip()` compares the checksum of each part, and `zipfile.BadZipFile` says that it is no archive.
-# The list of the parts, at the end, has no checksum: zeros there are found by `torch.load`, which raises RuntimeError, ValueError
-# or EOFError. An `except Exception` sets healthy files aside too, as when a file server is gone for a minute.
-# Sort by `int(...)` of the step: as text, 9 comes after 10.
+# `torch.load` finds a file that is cut off, and not one with zeros in the middle. What `torch.save` writes is a zip
+# archive: `zipfile.ZipFile(path).testzip()` compares the checksum of each part, and `zipfile.BadZipFile` says that it
+# is no archive. The list of the parts, at the end, has no checksum: zeros there are found by `torch.load`, which raises
+# RuntimeError, ValueError or EOFError. An `except Exception` sets healthy files aside too, as when a file server is
+# gone for a minute. Sort by `int(...)` of the step: as text, 9 comes after 10.
 #
 # </details>
 
 # %% atomic-seen-text [markdown]
-# What is there after a kill at every moment of a save of yours, in order; after a power cut meanwhile; and after one when the
-# save has returned:
+# What is there after a kill at every moment of a save of yours, in order; after a power cut meanwhile; and after one
+# when the save has returned:
 
 # %% atomic-seen tags=["needs-answer"]
 def latest_steps(states):
@@ -320,9 +322,9 @@ with tempfile.TemporaryDirectory() as name:
 # %% notice-text [markdown]
 # ## 3 · The notice
 #
-# **Build** the loop of a job that may be asked to go. **Why:** SLURM sends a signal before it takes the machine away, and so does
-# whoever watches for a cloud's notice. A signal comes between any two instructions of Python: in the middle of a step, of a save, of
-# an exception. A handler that saves at once saves a state that never was.
+# **Build** the loop of a job that may be asked to go. **Why:** SLURM sends a signal before it takes the machine away,
+# and so does whoever watches for a cloud's notice. A handler runs between two bytecode instructions: in the middle of a
+# step, of a save, of an exception. A handler that saves at once saves a state that never was.
 #
 # 20 minutes · difficulty ●●○
 #
@@ -341,8 +343,8 @@ with tempfile.TemporaryDirectory() as name:
 # also if it was its time anyway. A notice during save changes nothing of that: what is being saved is not saved again.
 # A second notice does nothing more.
 #
-# What it returns is for the caller, who leaves a file that says “again”, as `main` does in the lecture: as an exit code it
-# would not get through `torchrun`.
+# What it returns is for the caller, who leaves a file that says “again”, as `main` does in the lecture: as an exit code
+# it would not get through `torchrun`.
 #
 # When this function is left, the handler of SIGTERM is the one from before: also after an exception of `train_step` or
 # of save, or Ctrl-C, which reaches the caller, and nothing is saved after it.
@@ -388,8 +390,8 @@ gpulab.check.save_on_notice(save_on_notice)
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# All of it stands in `try … finally`, and the `finally` sets the old handler. No `except`: whoever presses Ctrl-C, or has a
-# step that fails, wants to see it, and the state is half of a step then.
+# All of it stands in `try … finally`, and the `finally` sets the old handler. No `except`: whoever presses Ctrl-C, or
+# has a step that fails, wants to see it, and the state is half of a step then.
 #
 # </details>
 
@@ -411,17 +413,17 @@ print("and the code is", code)
 # %% interval-text [markdown]
 # ## 4 · Stretch: how often to save
 #
-# **Build** the interval between checkpoints that loses least, and the hours to ask for. **Why:** save
-# too often, and you pay in checkpoints; save too rarely, and you pay in work done twice. And a run on a hundred machines is
+# **Build** the interval between checkpoints that loses least, and the hours to ask for. **Why:** save too often, and
+# you pay in checkpoints; save too rarely, and you pay in work done twice. And a run on a hundred machines is
 # interrupted a hundred times as often as each of them.
 #
 # 20 minutes · difficulty ●●○
 #
 # **Predict first:** a machine fails once in 200 days. How often does a run on 200 machines stop?
 #
-# An interruption comes at any moment with the same probability, also while a checkpoint is written or the run starts again.
-# After it the run starts again, which takes $R$ hours, and goes on from the last checkpoint. With $M$ hours between
-# interruptions of the run, a stretch of $t$ hours (work and the checkpoint after it) then takes on average
+# An interruption comes at any moment with the same probability, also while a checkpoint is written or the run starts
+# again. After it the run starts again, which takes $R$ hours, and goes on from the last checkpoint. With $M$ hours
+# between interruptions of the run, a stretch of $t$ hours (work and the checkpoint after it) then takes on average
 # $M\,e^{R/M}\,(e^{t/M} - 1)$ hours, all repetitions included (Daly, 2006). The work is cut into equal stretches, and
 # after each one, the last too, a checkpoint is written.
 #
@@ -465,25 +467,26 @@ gpulab.check.best_interval(best_interval)
 # %% interval-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Three units come in. Convert them in the first line, and divide the time between interruptions by the number of machines.
+# Three units come in. Convert them in the first line, and divide the time between interruptions by the number of
+# machines.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Write the expected time as a function of the number of stretches: so many times the time of one, whose length is the work
-# over that number, plus a checkpoint. `math.expm1(x)` is $e^x - 1$.
+# Write the expected time as a function of the number of stretches: so many times the time of one, whose length is the
+# work over that number, plus a checkpoint. `math.expm1(x)` is $e^x - 1$.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `min(range(1, most), key=expected)` tries them all. Young's $\sqrt{2CM}$ says where to look: a few times as many stretches
-# as it gives are enough.
+# `min(range(1, most), key=expected)` tries them all. Young's $\sqrt{2CM}$ says where to look: a few times as many
+# stretches as it gives are enough.
 #
 # </details>
 
 # %% interval-seen-text [markdown]
-# Your numbers for a week of work on 8 and on 1,024 machines that fail once in 200 days, with a checkpoint of 90 seconds (by the
-# formula above):
+# Your numbers for a week of work on 8 and on 1,024 machines that fail once in 200 days, with a checkpoint of 90 seconds
+# (by the formula above):
 
 # %% interval-seen tags=["needs-answer"]
 for machines in (8, 1024):

@@ -50,13 +50,13 @@ axes.legend()
 gpulab.style.show(figure, alt="Two curves of losses: equal up to step 38, different from there on.")
 
 # %% question-answer [markdown]
-# No error comes. On a large network this is the bump in the curve after each restart. Some samples count twice, and a
-# bug that shows at step 90,000 cannot be had again.
+# No error comes. On a large network you may see a bump in the curve after each restart. Some samples count twice, and
+# a bug that shows at step 90,000 cannot be reproduced.
 
 # %% bits-text [markdown]
 # ## The same run, to the bit
 #
-# Which parts of a run have a state? Here are two functions of `job.py`, one after the other. Click a line that has a note, or
+# Which parts of a run have a state? Here are two functions of `job.py`. Click a line with a note, or
 # choose with the arrow keys:
 
 # %% bits-job
@@ -73,8 +73,8 @@ gpulab.annotated(inspect.getsource(job.build) + "\n" + inspect.getsource(job.bat
 })
 
 # %% bits-text-pieces [markdown]
-# Nine pieces: four parts with a `state_dict()`, the place in the data, four generators. All are saved at step 38. Then a run
-# resumes with all nine, and nine runs resume with all but one.
+# Nine pieces: four parts with a `state_dict()`, the place in the data, four generators. All are saved at step 38. Then
+# a run resumes with all nine, and nine runs resume with all but one.
 
 # %% bits-predict
 pieces_guess = gpulab.predict("Of nine pieces, how many make no difference if left out?")
@@ -127,15 +127,15 @@ gpulab.annotated(checkpoints.random_state, {
 })
 
 # %% bits-answer [markdown]
-# **What cannot be had to the bit:**
+# **What is not equal to the bit:**
 #
-# - another number of ranks, another kind of GPU, another PyTorch: sums add up in another order;
+# - another number of ranks, another kind of GPU, another PyTorch: sums may add up in another order;
 # - operations with atomic additions, and kernels chosen by timing (lesson 11: deterministic mode, no `cudnn.benchmark`);
-# - the generators *inside* DataLoader workers, which start anew with each iterator. Make an augmentation depend on
-#   (seed, epoch, index) instead; torchdata's `StatefulDataLoader` saves workers too.
+# - the generators *inside* DataLoader workers, whose states nobody saves. Make an augmentation depend on (seed, epoch,
+#   index) instead; torchdata's `StatefulDataLoader` saves a data set's `state_dict()` in each worker.
 #
-# `iter(loader)` draws a number from PyTorch's generator. So set its state *after* that call, or give the loader a
-# `generator` of its own.
+# `iter(loader)` draws a number from PyTorch's generator, and `shuffle=True` another, often only at the first batch. So
+# give the loader a `generator` of its own.
 
 # %% place-turn-text [markdown]
 # **Your turn** · 3 minutes. `batches` yields one epoch. Make it begin where the run was interrupted. Reading samples
@@ -160,9 +160,9 @@ gpulab.turn.rest_of_epoch(batches)
 # %% files-text [markdown]
 # ## A file is whole or not there
 #
-# What damages a checkpoint? Most often the save itself: `torch.save(state, path)` over the last one. `gpulab.crash` records
-# what a save does. From that it computes what is left if the process is killed, between two writes or within one, or if the
-# power fails. (Nothing is killed here: the results are computed.)
+# What damages a checkpoint? Often the save itself: `torch.save(state, path)` over the last one. `gpulab.crash` records
+# what a save does. From that it computes what is left if the process is killed, between two writes or within one, or if
+# the power fails. (Nothing is killed: each computed state counts once.)
 
 # %% files-predict
 question = "torch.save overwrites the only checkpoint and is killed: how often is none whole?"
@@ -271,10 +271,11 @@ gpulab.annotated(code, {
 # ### Where the file goes, and how large it is
 #
 # fp32 weights and AdamW's two averages are 12 bytes a parameter: 84 GB for 7B, 42 s at 2 GB/s (computed). Check on the
-# first day whether three of them fit. A full disk raises an error in `save`, and the last good file stays.
+# first day whether four of them fit: `save` writes one beside the three. A full disk raises an error in `save`, and the
+# last good file stays.
 #
-# A spot machine's disk goes with it. So save to the local disk, which is fast, and copy the file to a **second tier**, a
-# bucket or a network disk. An object store has neither rename nor `fsync`. There a small file that is written last says that
+# A spot machine's local disk goes with it. So save there, which is fast, and copy the file to a **second tier**, a bucket
+# or a network disk. Object stores have no `fsync`, and most no atomic rename. A small file that is written last says that
 # the large one is complete (`checkpoints.upload`).
 #
 # A step need not wait for the disk, only for a copy in the host's memory: `torch.distributed.checkpoint.async_save`
@@ -291,7 +292,7 @@ gpulab.annotated(code, {
 # | GCP | 30 s by default, best effort | the machine is shut down | SIGTERM from the system, perhaps late; a shutdown script can signal |
 # | Azure | 30 s, best effort | *Scheduled Events* in the metadata | nothing, unless an agent asks |
 # | Kubernetes | 30 s by default | the pod is deleted | SIGTERM, to the container's first process |
-# | SLURM | the partition's grace time | pre-emption | SIGCONT, SIGTERM, to what `srun` has started |
+# | SLURM | `GraceTime`, 0 by default | pre-emption | SIGCONT, SIGTERM, to what `srun` has started |
 #
 # ![Who passes a notice on. SLURM's signal before the limit goes through the shell's trap and srun to the ranks; at pre-emption straight to them; torchrun passes it on; a shell as a container's first process does not.](../docs/pictures/signals.svg)
 #
@@ -299,8 +300,8 @@ gpulab.annotated(code, {
 # `exec python train.py`. And as the first process, Python ignores SIGTERM unless it has a handler.
 #
 # Python runs a handler between two bytecode instructions of the main thread: perhaps between `backward` and `step`, or
-# between the model's step and the schedule's. **So a handler never saves; it takes note.** The loop looks after each step.
-# This is `main` of `train.py`, alone or on N ranks:
+# between the model's step and the schedule's. **So a handler never saves; it takes note.** The loop looks after each
+# step. This is `main` of `train.py`, alone or on N ranks:
 
 # %% notice-lines
 import train
@@ -335,15 +336,16 @@ print(len(losses(before)) + len(losses(rest)), "steps made for 60")
 print("equal to the bit:", losses(before) | losses(rest) == losses(alone))
 
 # %% notice-explain [markdown]
-# Nothing was lost, and no step was made twice. The notice has to be longer than a step, a save and its upload. With long
-# steps look after each micro-batch; with steps of milliseconds after every tenth, since the all-reduce waits. A save of 2 minutes fits into no notice of 30 s: then only checkpoints at intervals help.
+# Nothing was lost, and no step was made twice. The notice has to be longer than a step, a save and its upload. With steps
+# of milliseconds look after every tenth: reading `told` waits for the GPU. A save of 2 minutes fits into no notice of
+# 30 s: then only checkpoints at intervals help.
 
 # %% ranks-text [markdown]
 # ## A rank dies, a node goes, a job is queued
 #
-# `torchrun` starts the ranks. If one dies, it ends all of them, and with `--max-restarts=1` it starts them again, once. All
-# that they know then is the last checkpoint. We kill rank 1, as the host's out-of-memory killer does. Then `torchrun` gets a
-# notice, and passes it on to the ranks.
+# `torchrun` starts the ranks. If one dies, it ends all of them, and with `--max-restarts=1` it starts them again, once.
+# All that they know then is the last checkpoint. We kill rank 1, as the host's out-of-memory killer does. Then
+# `torchrun` gets a notice, and passes it on to the ranks.
 
 # %% ranks-run tags=["host-dependent"]
 import re
@@ -369,13 +371,14 @@ rest, both = finish("pair", ranks=2), finish("both", ranks=2)
 print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == losses(both))
 
 # %% ranks-explain [markdown]
-# The steps after the last whole checkpoint were made twice. And all ranks had saved and ended with 0, but `torchrun` did not:
-# **exit codes do not get through it.** A rank that ends with any code but 0 makes it worse: while it has restarts
-# left, `torchrun` starts all of them anew, on the machine that goes. So the file tells. After SIGTERM `torchrun` gives the ranks 30 s. SIGUSR1 kills it, and
-# they train on alone, unless it has `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`.
+# The steps after the last whole checkpoint were made twice. And all ranks had saved and ended with 0, but `torchrun`
+# did not: **exit codes do not get through it.** A rank that ends with any code but 0 makes it worse: while it has
+# restarts left, `torchrun` starts all of them anew, on the doomed machine. So use the file. After SIGTERM
+# `torchrun` gives the ranks 30 s by default. SIGUSR1 kills it, and they train on alone, unless it has
+# `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`.
 #
-# (With `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` each start has a new store of addresses. In the old one a new rank may find the
-# address of a dead one: `Connection refused`, pytorch#135712.)
+# (With `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` each start has a new store of addresses. In the old one a new rank may
+# find the address of a dead one: `Connection refused`, pytorch#135712.)
 
 # %% nodes-text [markdown]
 # On **two nodes** the same command runs on each, and both see the folder:
@@ -387,11 +390,12 @@ print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == 
 #
 # The **rendezvous** is where they meet, also after a failure: a store on `node0`. If node0 dies, so does the store.
 #
-# **A run that hangs** is worse than one that dies: nobody is told. A rank that waits for a lost message, a dead file server or a
-# bad cable just stops. NCCL gives up after 10 minutes by default (lesson 12: `init_process_group(timeout=…)`, flight
-# recorder). That timeout must be longer than a save, for which the other ranks wait. And a rank that
-# waits for a disk is not in a collective. So you need a **watchdog** outside of the job: if the log has not grown for longer
-# than the longest save or evaluation takes, it kills the job, and the restart does the rest.
+# **A run that hangs** is worse than one that dies: nobody notices. A rank that waits for a lost message, a dead
+# file server or a bad cable just stops. PyTorch's NCCL watchdog gives up after 10 minutes (lesson 12:
+# `init_process_group(timeout=…)`, flight recorder). That timeout must be longer than a save, for which the other ranks
+# wait. And if all ranks wait for a disk, none is in a collective. So you need a **watchdog** outside of the job: if the
+# log has not grown for longer than the longest save or evaluation takes, it kills the job, and the restart does the
+# rest.
 
 # %% slurm-text [markdown]
 # ### SLURM
@@ -435,14 +439,14 @@ interval_guess.compare(round(best), "virtual", because=why)
 #
 # $$\tau = \sqrt{2\,\delta\,M}$$
 #
-# That is **Young's** formula. **Daly's** adds what happens during saves and restarts. The curve is flat: half or twice the
-# interval costs 2 or 3 % here. So *measure* $\delta$, count interruptions, and do not tune.
+# That is **Young's** formula; **Daly's** adds what happens during saves and restarts. The curve is flat: half or twice
+# the interval costs 2 or 3 % here. So *measure* $\delta$, count interruptions, and do not tune.
 #
-# An interruption loses half an interval on average, and one at most; more if the newest file is damaged, or is still being
-# written in the background.
+# An interruption loses half an interval on average, and one at most; more if the newest file is damaged, or is still
+# being written in the background.
 #
-# N machines break about N times as often. *Recorded* for Llama 3 on 16,384 H100s: 419 unexpected interruptions in 54 days, one
-# every 3.1 hours.
+# N machines break about N times as often. *Recorded* for Llama 3 on 16,384 H100s: 419 unexpected interruptions in 54
+# days, one every 3.1 hours.
 
 # %% simulator-text [markdown]
 # ### See it run
@@ -459,8 +463,8 @@ gpulab.sim.spot()
 # %% cost-text [markdown]
 # ### What it costs
 #
-# An hour on spot costs 35 % of one on demand here, but the run pays for what it does twice. Its price, in percent of that on
-# demand, at the best interval and with a save every 4 hours:
+# An hour on spot costs 35 % of one on demand here, but the run pays for what it does twice. Its price, in percent of
+# the on-demand price, at the best interval and with a save every 4 hours:
 
 # %% cost-run
 for hours in (8, 2, 1):
@@ -469,9 +473,9 @@ for hours in (8, 2, 1):
     print(f"interrupted every {hours} h: {best:.0%}, if saved every 4 h {rare:.0%} (virtual)")
 
 # %% money-text [markdown]
-# And a whole training? A dense transformer with $N$ parameters takes $2N$ operations a token forward and $4N$ backward. For $D$
-# tokens that is $6ND$ (attention over long sequences comes on top; MFU: lesson 10). *Recorded*: Llama 2 with 6.74 billion parameters
-# and 2.0 trillion tokens took 184,320 hours of A100s. An A100 does at most 312 TFLOP/s in bf16.
+# And a whole training? A dense transformer with $N$ parameters takes $2N$ operations a token forward and $4N$ backward.
+# For $D$ tokens that is $6ND$ (attention over long sequences comes on top; MFU: lesson 10). *Recorded*: Llama 2 with
+# 6.74 billion parameters and 2.0 trillion tokens took 184,320 hours of A100s. An A100 does at most 312 TFLOP/s in bf16.
 
 # %% money-predict
 mfu_guess = gpulab.predict("What share of that peak (MFU) did the training reach?", unit="%")
@@ -504,8 +508,8 @@ gpulab.turn.dollars(dollars)
 # %% logs-text [markdown]
 # ## Logs: five ill runs
 #
-# What you did not write down you cannot ask afterwards. Seven numbers tell most: loss, learning rate, the scaler's scale,
-# the gradients' norm, the wait for data, peak memory, samples (or tokens) a second. **TensorBoard** draws what a
+# Log what you may want to know later. Seven numbers tell most: loss, learning rate, the scaler's scale, the
+# gradients' norm, the wait for data, peak memory, samples (or tokens) a second. **TensorBoard** draws what a
 # `SummaryWriter` writes (`tensorboard --logdir logs`):
 
 # %% logs-lines
@@ -529,9 +533,9 @@ figure.suptitle(f"Five ill runs, 60 steps each (memory {gpu.numbers}, the rest m
 gpulab.style.show(figure, alt=told)
 
 # %% logs-turn-text [markdown]
-# **Your turn** · 5 minutes. Write the rule down. It gets the means of the first and of the last ten steps, `early` and `late`,
-# with `loss`, `scale`, `memory`, and in ms `wait` and `step`. It returns `"data"`, `"throttled"`, `"overflow"`, `"diverged"`,
-# `"leak"` or `"healthy"`. It is tried on other runs. A loss may be nan.
+# **Your turn** · 5 minutes. Write the rule down. It gets the means of the first and of the last ten steps, `early` and
+# `late`, with `loss`, `scale`, `memory`, and in ms `wait` and `step`. It returns `"data"`, `"throttled"`, `"overflow"`,
+# `"diverged"`, `"leak"` or `"healthy"`. It is tried on other runs. A loss may be nan.
 
 # %% logs-turn tags=["your-turn"]
 def illness(early, late):
@@ -592,9 +596,9 @@ torch.load("cut.pt")
 # %% mistake-cut-repair [markdown]
 # Set it aside, and take the one before.
 #
-# **Saving in the handler.** If the signal comes just after `optimizer.step()`, the file holds the weights of step 21 beside
-# the schedule of step 20. Resumed, that step is made twice. And a rank that waits in a collective hears no signal until that
-# is over.
+# **Saving in the handler.** If the signal comes just after `optimizer.step()`, the file holds the weights of step 21
+# beside the schedule of step 20. On resuming, that step is made twice. And while a rank waits in a collective, no handler
+# runs.
 
 # %% tidy
 os.chdir(here)
@@ -611,16 +615,17 @@ gpulab.quiz(14)
 # %% takeaways [markdown]
 # ## Take-aways
 #
-# 1. A run is its weights, optimizer, schedule, scaler, place in the data, and every random generator. With all of them it is
-#    the same run to the bit.
-# 2. Temporary file, `fsync`, rename, `fsync` of the folder; keep several. Only damaged bytes are set aside; every other error
-#    is raised.
+# 1. A run is its weights, optimizer, schedule, scaler, place in the data, and every random generator. With all of them, on
+#    the same GPUs and PyTorch, it is equal to the bit.
+# 2. Temporary file, `fsync`, rename, `fsync` of the folder; keep several. Only damaged bytes are set aside; every other
+#    error is raised.
 # 3. A handler takes note, the loop saves, all ranks stop at one step, and a file tells that the run wants to go on.
 # 4. Save every √(2 · save · time between interruptions).
 # 5. 6ND over peak, MFU and 3,600 are the GPU-hours.
 #
-# **For the checklist:** all nine pieces saved · loaded on the first day · `fsync` before and after the rename · a second tier ·
-# a notice tried with `kill -TERM` · the interval from measured numbers · a watchdog · seven numbers in the log.
+# **For the checklist:** all nine pieces saved · loaded on the first day · `fsync` before and after the rename · a
+# second tier · a notice tried with `kill -TERM` · the interval from measured numbers · a watchdog · seven numbers in
+# the log.
 
 # %% next [markdown]
 # ## What next

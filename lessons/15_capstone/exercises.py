@@ -1,9 +1,10 @@
 # %% title [markdown]
 # # 15 · Exercises: a script with twelve faults
 #
-# A colleague has left, and a training script has stayed. It trains a small GPT; on a T4 it runs out of memory, is slow, and
-# does not train as it should. **Find its twelve faults by measuring, and repair them**: four cost memory, four cost time, four
-# make its results wrong. Some can be guessed by reading; one cannot. Then a second script, drawn for you alone.
+# A colleague has left, and a training script has stayed. It trains a small GPT; on a T4 it runs out of memory, is slow,
+# and does not train as it should. **Find its twelve faults by measuring, and repair them**: four cost memory, four cost
+# time, four make its results wrong. Some can be guessed by reading; one cannot. Then a second script, drawn for you
+# alone.
 #
 # Go about it as in [the lecture](../notebooks/15_capstone.ipynb). A cell that says *not attempted yet* waits for your
 # repairs; everything after it still runs.
@@ -29,14 +30,13 @@ warnings.filterwarnings("ignore", "with compute=False")
 # %% script-text [markdown]
 # ## 1 · The script
 #
-# **Repair** it in the cell below, one fault at a time. **Why:** so it is with every job that you are given; and a repair that
-# was not measured is a guess.
+# **Repair** it in the cell below, one fault at a time. **Why:** a repair that was not measured is a guess.
 #
 # 90 minutes · difficulty ●●●
 #
-# Running the cell writes `train.py`. What a function promises stands in its docstring, and that is right. Keep the names of
-# functions and classes, their arguments, and the names of a model's parameters: the check calls them. Elsewhere you may write
-# what you like. A fault is one or two lines, here and there three.
+# Running the cell writes `train.py`. What a function promises stands in its docstring, and that is right. Keep the
+# names of functions and classes, their arguments, and the names of a model's parameters: the check calls them.
+# Elsewhere you may write what you like. A fault is one or two lines, here and there three.
 
 # %% script tags=["script"]
 # %%writefile train.py
@@ -45,15 +45,15 @@ warnings.filterwarnings("ignore", "with compute=False")
 # ### Measure
 #
 # `job()` prints three lines, whatever is still wrong: `main` at its own size on a virtual T4, with shapes alone; four
-# batches of one row, which fit before any repair; and the losses of a small model, with values, whose last window and last
-# batch are short, and which goes on for an epoch after `save` and `load`.
+# batches of one row, which fit before any repair; and the losses of a small model, with values, whose last window and
+# last batch are short, and which goes on for an epoch after `save` and `load`.
 #
 # Before a repair, say which number it will move, and to what. Once the script has changed, `job` asks for that first:
 # `job(expect="four rows: peak 6.5 GiB")`. Then it measures, and shows the lines that have moved with what they were. A
 # number that stays may be held by another fault that is still there.
 #
-# `load()` gives you the script's functions, afresh each time, for measurements of your own: a `Block` alone, `train` with two
-# batches, `evaluate` with a small model.
+# `load()` gives you the script's functions, afresh each time, for measurements of your own: a `Block` alone, `train`
+# with two batches, `evaluate` with a small model.
 
 # %% job
 SMALL = {"words": 128, "width": 64, "depth": 1, "heads": 1, "length": 32}
@@ -204,9 +204,9 @@ gpulab.check.capstone("train.py")
 # </details>
 # <details><summary>Hint 3: what the lessons call it</summary>
 #
-# Scores that are written out (06), an operation that autocast runs in float32 (07), a graph that is held (05), no gradient
-# needed (05); pageable memory (03), kernels tensor by tensor (06), a format without tensor cores (07), a hidden wait (03); clip and unscale (07), the last
-# window (08), a mean of means (08), state that a run depends on (14).
+# Scores that are written out (06), an operation that autocast runs in float32 (07), a graph that is held (05), no
+# gradient needed (05); pageable memory (03), kernels tensor by tensor (06), a format without tensor cores (07), a
+# hidden wait (03); clip and unscale (07), the last window (08), a mean of means (08), state that a run depends on (14).
 #
 # </details>
 
@@ -217,10 +217,10 @@ gpulab.check.capstone("train.py")
 #
 # 45 minutes · difficulty ●●●
 #
-# Put your name into the cell below and run it. It writes `mine.py`, with twelve faults drawn for this name from a
-# pool of thirty-six, and puts a cell with the script below itself. Another name, other faults; the same name, the same ones. (In
-# a front end that adds no cell, open the file.) Every script of the pool leads to the same program when it is repaired. A copy of
-# your first one would pass, and would teach you nothing: measure.
+# Put your name into the cell below and run it. It writes `mine.py`, with twelve faults drawn for this name from a pool
+# of thirty-six, and puts a cell with the script below itself. Another name, other faults; the same name, the same ones.
+# (In a front end that adds no cell, open the file.) Every script of the pool leads to the same program when it is
+# repaired. A copy of your first one would pass, and would teach you nothing: measure.
 
 # %% draw tags=["host-dependent"]
 mine = gpulab.capstone.draw("Ada Lovelace", "mine.py")
@@ -241,9 +241,9 @@ gpulab.check.capstone_drawn(repaired)
 # %% done [markdown]
 # ## Done?
 #
-# The cell below shows what is recorded. `gpulab.certificate("your name", "certificate.html")` makes a page of it, with the
-# faults that you have repaired and the days. It is a record of your own, signed by nobody; print it if you like. The course
-# ends here: [the map](../notebooks/00_start_here.ipynb) says what you have left out.
+# The cell below shows what is recorded. `gpulab.certificate("your name", "certificate.html")` makes a page of it, with
+# the faults that you have repaired and the days. It is a record of your own, signed by nobody; print it if you like.
+# The course ends here: [the map](../notebooks/00_start_here.ipynb) says what you have left out.
 
 # %% progress tags=["host-dependent"]
 gpulab.progress()

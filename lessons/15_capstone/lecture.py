@@ -86,10 +86,10 @@ axes.set(xlabel="updates", ylabel="MiB after it (virtual)", title="Each update l
 gpulab.style.show(figure, alt="A straight line up, which ends where memory runs out")
 
 # %% question-explain [markdown]
-# Nothing in the script looked wrong, and one number after each update tells. In an evening's test the job runs; left
-# alone for the night, it ends within minutes.
+# Nothing in the script looked wrong; one number after each update shows it. In a test of four updates the job runs;
+# overnight, it ends within minutes.
 #
-# It may end before its room is used up. What each update leaves lies between the large blocks, until the scores,
+# It may end before its room is used up. What each update leaves lies between the large blocks, until the logits,
 # 1.54 GiB, find no place *in one piece* (lesson 05; how soon depends on the version of PyTorch). So before any repair:
 # **a list of questions, and an instrument for each.**
 
@@ -99,7 +99,7 @@ gpulab.style.show(figure, alt="A straight line up, which ends where memory runs 
 # | | question | instrument | why now |
 # |---|---|---|---|
 # | 1 | Does it run, and with what peak? | `max_memory_allocated()`, the message of the error | nothing else can be measured |
-# | 2 | Does a step leave what it found? | `memory_allocated()` after each; a snapshot | a job that grows has no peak |
+# | 2 | Does a step leave what it found? | `memory_allocated()` after each; a snapshot | a job that grows has no fixed peak |
 # | 3 | Are its own figures true? | the same by events; FLOPs against the peak | you are about to compare them |
 # | 4 | Who waits for whom? | a trace: gaps, waits, kernels, rates | it says which remedy is worth trying |
 # | 5 | Does it compute what it should? | a reference: float32, a small model, one batch in one piece | a fast wrong result is worth nothing |
@@ -156,7 +156,7 @@ print(f"an update leaves {left} bytes, before {growth:.0f} MiB (virtual)")
 
 # %% leak-after [markdown]
 # If the log is wanted, `x.detach().norm()` ends the large leak and leaves 512 bytes an update in a list that nobody
-# empties. A running mean leaves nothing. Three non-repairs: `del x` (the graph still holds it), `empty_cache()` (no
+# empties. Its running mean leaves nothing. Three non-repairs: `del x` (the graph still holds it), `empty_cache()` (no
 # tensor goes), a smaller batch (it comes later).
 #
 # **Your turn** · 3 minutes. Write the alarm that was missing: from the bytes allocated after each update, say whether a
@@ -184,7 +184,7 @@ gpulab.turn.grows(grows)
 # the last *launch* has returned, or count the first step (lesson 03).
 #
 # One test needs only the figure. A training step takes at least 6 FLOPs for each word and each parameter of a product: 2
-# in forward, 4 in backward. (Attention adds more.) A job that claims more than its GPU's peak has a wrong clock.
+# in forward, 4 in backward. (Attention adds more.) A job that claims more than the peak has a wrong clock or count.
 #
 # **Your turn** · 3 minutes. Write the test.
 
@@ -200,7 +200,7 @@ def possible(words_per_second, parameters, peak_tflops):
 gpulab.turn.possible(possible)
 
 # %% clock-after [markdown]
-# The test finds gross lies only. To be sure, time the same step by events. Times below are by the GPU's own clock.
+# The test finds gross errors only. To be sure, time that step by events. Times below are by the GPU's own clock.
 
 # %% speed-text [markdown]
 # ## Question 4: who waits?
@@ -233,7 +233,7 @@ print(f"products: {rate(slow):.1f} TFLOP/s (virtual)")
 # The host waits, and that costs nothing: the GPU is always busy. The kernels themselves are slow. A T4's tensor cores
 # do 65 TFLOP/s in fp16 on paper, and its float32 lanes 8.1. The printed rate fits the second.
 #
-# One line says why: `torch.autocast("cuda", enabled=False)`, a switch that somebody had turned for a test.
+# One line says why: `torch.autocast("cuda", enabled=False)`, left over from a test.
 
 # %% speed-repair
 second = first.replace('"cuda", enabled=False', '"cuda", dtype=torch.float16')
@@ -284,7 +284,7 @@ for scale in (2.0**16, 2.0**26):
     print(f"scale {scale:>10,.0f}: losses {shown}; weights finite: {finite}")
 
 # %% numbers-explain [markdown]
-# From one overflow on everything is nan. The line is `optimizer.step()`: the gradients were unscaled and clipped, the
+# After one overflow everything is nan. The line is `optimizer.step()`: the gradients were unscaled and clipped, the
 # scaler has *seen* that they are infinite, and nobody asks it. `scaler.step(optimizer)` asks, and skips the update; then
 # `scaler.update()` halves the scale.
 
@@ -332,7 +332,7 @@ gpulab.style.show(figure, alt="As found and repaired: memory, time of an update,
 # %% remedies-text [markdown]
 # ## One order of remedies
 #
-# Most jobs do not fit, or are slow, without a fault. Then take remedies by price, as at the end of lesson 08 and in [the
+# Many jobs do not fit, or are slow, without a fault. Then take remedies by price, as at the end of lesson 08 and in [the
 # cheat sheet](../docs/cheatsheet.md).
 #
 # **It does not fit:** 1. garbage, 2. `no_grad` in validation, 3. expandable segments, 4. kernels that write less,
@@ -371,7 +371,7 @@ gpulab.style.show(figure, alt="As found and repaired: memory, time of an update,
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
-# **The first number of a process.** First calls load libraries and choose kernels. Half of a repair's “gain” may be that
+# **The first number of a process.** First calls load libraries and choose kernels. A repair's “gain” may be that
 # the second run was warm (lesson 03).
 #
 # **A repair that was not measured.** “It should be faster now” is a prediction.

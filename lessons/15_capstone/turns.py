@@ -75,7 +75,7 @@ def possible(answer: Any) -> None:
         raise NotYet(
             "a speed at 90 % of the peak is called impossible",
             expected="True",
-            likely="the least that a step takes are 6 FLOPs for each parameter and word; a good job may come close",
+            likely="a step takes at least 6 FLOPs for each parameter and word; a good job may come close",
         )
     if said[1.3]:
         raise NotYet(
