@@ -135,13 +135,14 @@ def on_gpu(job, n, **options):
 # %% waits-lanes
 with gpulab.VirtualGPU("A100-80", compute=False):
     step = on_gpu(resnet, 2)
+    step()  # the first step loads libraries
     gpulab.timing.timeline(step).show()
 
 # %% launches-text [markdown]
 # ## Fewer launches
 #
-# The wide gaps are the first step's: libraries load. In later steps, with two images, the GPU still waits for launches
-# most of the time (less with a faster host).
+# With two images the GPU waits for the next launch most of the time. (A faster host than the virtual one shortens the
+# white.)
 #
 # **The optimizer.** ResNet-18 has 62 parameter tensors. AdamW can go through them in a Python loop; it can do each of
 # its operations for all tensors at once (`foreach`, the default on a GPU); or it does everything in a few kernels:
