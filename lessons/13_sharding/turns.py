@@ -122,9 +122,10 @@ def filled_from_rank_0(answer: Any) -> None:
         finally:
             dist.destroy_process_group()
             gc.collect()
-    if not any(span.where == "ranks" for span in timeline.spans):
+    # without it `set_model_state_dict` only scatters, and raises on a rank whose state dict is empty
+    if not any(span.where == "ranks" and span.name.startswith("broadcast") for span in timeline.spans):
         raise NotYet(
-            "rank 0 sends nothing, and the others have no weights",
+            "rank 0 sends nothing by itself: on the others, which have no weights, the call fails",
             expected="rank 0 sends each rank its rows",
             likely="StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)",
         )
