@@ -30,6 +30,9 @@ OF_VALUES = re.compile(
 )
 
 
+pytestmark = pytest.mark.virtual_gpu_stays
+
+
 @pytest.fixture(scope="module", params=[True, False], ids=["values", "shapes"])
 def in_order(request, tmp_path_factory):
     """One scope for the rows of each number of GPUs: some change what later ones answer."""

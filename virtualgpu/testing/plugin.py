@@ -22,11 +22,13 @@ _MARKER = (
     "virtual_gpu(*names, **options): run the test on a virtual GPU, once for each name (default T4); the options are "
     "those of virtualgpu.VirtualGPU, such as count=2 or compute=False"
 )
+_STAYS = "virtual_gpu_stays: a GPU that starts in this test belongs to a fixture of several tests, which ends it"
 _of_fixtures: dict[Any, list[VirtualGPU]] = {}  # what fixtures of wider scope than a test keep in force
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
+    config.addinivalue_line("markers", _STAYS)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -86,6 +88,8 @@ def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     """End the GPUs that a test has left in force, and let the test fail for it: the next one finds none."""
     yield
+    if item.get_closest_marker("virtual_gpu_stays") is not None:
+        return
     kept = [gpu for started in _of_fixtures.values() for gpu in started]
     left = [gpu for gpu in _in_force() if gpu not in kept]
     for gpu in left:
