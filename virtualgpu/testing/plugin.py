@@ -24,11 +24,17 @@ _MARKER = (
 )
 _STAYS = "virtual_gpu_stays: a GPU that starts in this test belongs to a fixture of several tests, which ends it"
 _of_fixtures: dict[Any, list[VirtualGPU]] = {}  # what fixtures of wider scope than a test keep in force
+# What was in force before pytest began, as under `python -m gpulab run -m pytest`.
+_FROM_OUTSIDE = pytest.StashKey[list["VirtualGPU"]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
     config.addinivalue_line("markers", _STAYS)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_FROM_OUTSIDE] = _in_force()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -90,7 +96,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     yield
     if item.get_closest_marker("virtual_gpu_stays") is not None:
         return
-    kept = [gpu for started in _of_fixtures.values() for gpu in started]
+    kept = [*item.config.stash[_FROM_OUTSIDE], *(gpu for started in _of_fixtures.values() for gpu in started)]
     left = [gpu for gpu in _in_force() if gpu not in kept]
     for gpu in left:
         gpu.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,22 @@ def test_after(gpu):
 """)
     done.assert_outcomes(passed=4, errors=1)
     done.stdout.fnmatch_lines(["*TestForgotten::test_within left <VirtualGPU L4*"])
+
+
+def test_a_gpu_from_before_pytest_stays(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=START + """
+def test_outer():
+    assert "L4" in torch.cuda.get_device_name()
+
+@pytest.mark.virtual_gpu("H100")
+def test_inner():
+    assert "H100" in torch.cuda.get_device_name()
+
+def test_outer_again():
+    assert "L4" in torch.cuda.get_device_name()
+""")  # fmt: skip
+    command = [sys.executable, "-m", "gpulab", "run", "--gpu", "L4", "-m", "pytest", "-p", "no:cacheprovider"]
+    pytester.run(*command).assert_outcomes(passed=3)
 
 
 def test_a_peak_too_high_is_told_in_mib_with_the_lines_that_hold_it(run) -> None:
