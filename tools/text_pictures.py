@@ -1,0 +1,622 @@
+"""The pictures in the lectures' texts, each a function, with its alt text as a constant; `TEXTS` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gpulab
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, SKY
+from virtualgpu.pictures.svg import HEAD, Picture, bar, line, rect, shape, text
+
+
+def host_and_gpu() -> Picture:
+    """Where a training script runs: the host launches and copies over the bus, the GPU computes in its own memory."""
+    body = [
+        rect(18, 10, 300, 176, fill=PAPER, stroke=BLUE, radius=8),
+        text(34, 36, "Host", size=HEAD, weight="bold"),
+        text(34, 62, "processor: Python code, the loader"),
+        text(34, 84, "memory: the data set, batches"),
+        rect(542, 10, 300, 176, fill=PAPER, stroke=GREEN, radius=8),
+        text(558, 36, "GPU", size=HEAD, weight="bold"),
+        text(558, 62, "thousands of lanes that compute"),
+        text(558, 84, "memory: model, activations, gradients"),
+        *(bar(558 + 92 * i, 112, 82, 36, fill=GREEN) for i in range(3)),
+        *(
+            text(599 + 92 * i, 135, words, anchor="middle", fill=INK)
+            for i, words in enumerate(("conv", "ReLU", "pool"))
+        ),
+        text(558, 170, "kernels: one after the other", fill=MUTED),
+        text(430, 16, "the bus", anchor="middle", fill=MUTED),
+        *_arrow(324, 536, 62, "launch: “run this kernel”", 3),
+        *_arrow(324, 536, 112, "copy: x.to(device)", 8),
+        *_arrow(536, 324, 162, "copy: loss.item()", 8),
+    ]
+    return Picture(
+        860, 200, "A GPU is a second computer: the host asks, the GPU computes", HOST_AND_GPU, tuple(body), 1
+    )
+
+
+def _arrow(start: float, end: float, y: float, words: str, width: float) -> list[str]:
+    tip = 12 if end > start else -12
+    points = [(end, y), (end - tip, y - 9), (end - tip, y + 9)]
+    return [
+        line(start, y, end - tip, y, stroke=INK, width=width),
+        shape(points, fill=INK),
+        text((start + end) / 2, y - 12, words, anchor="middle"),
+    ]
+
+
+def who_holds() -> Picture:
+    """What an exception keeps alive: its traceback, the frames of it, their variables, the graph of one."""
+    body = [
+        *_box(18, 60, 150, "the exception", "OutOfMemoryError", BLUE),
+        *_box(204, 60, 122, "its traceback", "__traceback__", BLUE),
+        *_box(358, 10, 190, "frame of attempt()", "x: 24 MiB", BLUE),
+        *_box(358, 110, 190, "frame of forward()", "input: 24 MiB", BLUE),
+        *_box(612, 110, 230, "the graph", "activations: the rest", GREEN),
+        *_arrow(168, 202, 86, "", 3),
+        line(326, 86, 338, 86, stroke=INK, width=3),
+        line(338, 36, 338, 136, stroke=INK, width=3),
+        line(338, 36, 358, 36, stroke=INK, width=3),
+        line(338, 136, 358, 136, stroke=INK, width=3),
+        *_arrow(548, 610, 136, "grad_fn", 3),
+    ]
+    return Picture(860, 172, "While the exception is held, so is all that it leads to", WHO_HOLDS, tuple(body), 1)
+
+
+def _box(x: float, y: float, width: float, head: str, words: str, color: str) -> list[str]:
+    return [
+        rect(x, y, width, 52, fill=PAPER, stroke=color, radius=6),
+        text(x + 10, y + 22, head, weight="bold"),
+        text(x + 10, y + 42, words),
+    ]
+
+
+HOST_AND_GPU = "The host sends launches and data over the bus, and the GPU computes them in its own memory."
+WHO_HOLDS = "An exception holds its traceback, the traceback its frames, a frame its variables, a variable its graph."
+
+
+def gpu_memories() -> Picture:
+    """The memories of an A100 from its lanes outwards, joined by paths as wide as they are fast."""
+    # what all of the chip moves, in TB/s at 1.41 GHz: a lane reads three numbers of 4 bytes for a multiply-add in a
+    # clock; an SM's L1 gives 128 bytes in a clock, the L2 5120 (A100 whitepaper); HBM2e and PCIe 4 x16 by data sheet
+    paths = (
+        ("117", 6912 * 12 * 1.41e-3),
+        ("19.5", 108 * 0.128 * 1.41),
+        ("7.2", 5.12 * 1.41),
+        ("2.0", 2.039),
+        ("0.03", 0.032),
+    )
+    boxes = (
+        ("Lanes", "6912"),
+        ("Registers", "27 MB"),
+        ("L1", "20 MB"),
+        ("L2", "40 MB"),
+        ("HBM", "80 GB"),
+        ("Host", "terabytes"),
+    )
+    per_tb, middle, wide, gap = 1.5, 108, 90, 56
+    body = []
+    for i, (name, size) in enumerate(boxes):
+        x = 18 + i * (wide + gap)
+        body += [
+            rect(x, middle - 90, wide, 180, fill=PAPER, stroke=BLUE if name == "Host" else GREEN, radius=8),
+            text(x + wide / 2, middle - 6, name, anchor="middle", weight="bold"),
+            text(x + wide / 2, middle + 16, size, anchor="middle"),
+        ]
+        if i:
+            speed, width = paths[i - 1][0], max(1.0, paths[i - 1][1] * per_tb)
+            start = x - gap
+            body += [
+                bar(start, middle - width / 2, gap, width, fill=ORANGE),
+                text(start + gap / 2, middle + 112, speed, anchor="middle", weight="bold"),
+            ]
+    body.append(
+        text(
+            430,
+            middle + 134,
+            "TB/s, computed from data sheet and whitepaper; the width of a path is its bandwidth",
+            anchor="middle",
+            fill=MUTED,
+        )
+    )
+    return Picture(860, 250, "Each path away from the lanes is narrower", GPU_MEMORIES, tuple(body), 1)
+
+
+def bytes_in_flight() -> Picture:
+    """Little's law: two pipes as wide as the bandwidth and as long as the latency; the area is what is on its way."""
+    body = []
+    for y, name, gb_s, ns, held in ((70, "A100", 2039, 330, "673 kB in flight"), (166, "CPU", 90, 90, "8 kB")):
+        width, length = gb_s * 0.045, ns * 1.6
+        body += [
+            text(18, y + 5, name, size=HEAD, weight="bold"),
+            bar(100, y - width / 2, length, width, fill=SKY),
+        ]
+        words = f"{gb_s:,} GB/s wide, {ns} ns long"
+        if length > 300:
+            body += [
+                text(100 + length / 2, y + 5, held, anchor="middle", weight="bold"),
+                text(100 + length + 14, y + 5, words),
+            ]
+        else:
+            body.append(text(100 + length + 14, y + 5, f"{words}: {held}"))
+    return Picture(860, 190, "A wide memory that answers late must be kept full", BYTES_IN_FLIGHT, tuple(body), 1)
+
+
+def registered() -> Picture:
+    """What `.to` finds in lesson 02's classifier: a tree of what is registered, and what only Python knows."""
+    rows = (
+        ("mean", "plain attribute", "", False),
+        ("std", "buffer", "", True),
+        ("first", "submodule", "weight, bias", True),
+        ("rest", "Python list", "weight, bias", False),
+    )
+    body = [*_box(18, 100, 150, "Classifier", "nn.Module", GREEN), line(190, 34, 190, 220, stroke=INK, width=3)]
+    body.append(line(168, 126, 190, 126, stroke=INK, width=3))
+    for i, (name, kind, inside, moves) in enumerate(rows):
+        y, color = 8 + 62 * i, GREEN if moves else BLUE
+        body += [line(190, y + 26, 220, y + 26, stroke=INK, width=3), *_box(220, y, 170, name, kind, color)]
+        if inside:
+            body += [
+                line(390, y + 26, 420, y + 26, stroke=INK, width=3, dash="" if moves else "6 5"),
+                *_box(420, y, 150, "Linear", inside, color),
+            ]
+        words = "registered: .to moves it" if moves else "not registered: stays on the CPU"
+        body.append(text(600, y + 31, words, weight="bold" if moves else ""))
+    return Picture(860, 256, "A module's .to walks along what is registered", REGISTERED, tuple(body), 1)
+
+
+def optimizer_state() -> Picture:
+    """What a move of the model takes along: the memory of its parameters, and not the optimizer's state."""
+    body = [
+        *_box(18, 8, 150, "model", "moved by .to", GREEN),
+        *_box(18, 104, 150, "optimizer", "never moved", BLUE),
+        *_box(270, 56, 180, "one Parameter", "the same object", GREEN),
+        *_box(640, 8, 200, "before: CPU memory", "float32 values", BLUE),
+        *_box(640, 104, 200, "after: GPU memory", "float32 values", GREEN),
+        *_box(270, 160, 180, "its state", "made in step()", BLUE),
+        line(168, 34, 270, 72, stroke=INK, width=3),
+        line(168, 130, 270, 92, stroke=INK, width=3),
+        line(168, 140, 270, 186, stroke=INK, width=3),
+        line(450, 72, 640, 34, stroke=INK, width=3, dash="6 5"),
+        line(450, 92, 640, 130, stroke=INK, width=3),
+        text(470, 191, "stays where it was made", weight="bold"),
+    ]
+    return Picture(860, 222, "The state does not move with the model", OPTIMIZER_STATE, tuple(body), 1)
+
+
+def visible_devices() -> Picture:
+    """The numbers of GPUs in a process that sees two of four."""
+    body = [text(18, 36, "in the process"), text(18, 126, "in the machine")]
+    for number in range(4):
+        x, seen = 160 + 175 * number, number > 1
+        body += [*_box(x, 98, 150, f"GPU {number}", "visible" if seen else "hidden", GREEN if seen else MUTED)]
+        if seen:
+            left = 160 + 175 * (number - 2)
+            body += [
+                *_box(left, 8, 150, f"cuda:{number - 2}", "its number here", BLUE),
+                line(left + 75, 60, x + 75, 98, stroke=INK, width=3),
+            ]
+    return Picture(860, 158, "A process counts the GPUs that it sees", VISIBLE_DEVICES, tuple(body), 1)
+
+
+def late_error() -> Picture:
+    """When an error in values is noticed: with launches that nobody waits for, and with CUDA_LAUNCH_BLOCKING=1."""
+    body = []
+    for y, words, host in (
+        (8, "Default", ((150, 140, "cross_entropy"), (294, 144, "print(shape)"), (442, 180, "backward ✘"))),
+        (122, "CUDA_LAUNCH_BLOCKING=1", ((150, 472, "cross_entropy waits ✘"),)),
+    ):
+        body += [
+            text(18, y + 16, words, weight="bold"),
+            text(30, y + 50, "host"),
+            text(30, y + 88, "GPU"),
+            rect(260, y + 66, 300, 32, fill=PAPER, stroke=GREEN, radius=4),
+            text(275, y + 87, "its kernel runs, and fails ✘"),
+        ]
+        for x, width, name in host:
+            body += [
+                rect(x, y + 28, width, 32, fill=PAPER, stroke=ORANGE if "✘" in name else BLUE, radius=4),
+                text(x + width / 2, y + 49, name, anchor="middle", weight="bold" if "✘" in name else ""),
+            ]
+        body.append(text(640, y + 49, "backward is blamed" if y < 100 else "cross_entropy is blamed"))
+    return Picture(860, 232, "The line that notices is not the line at fault", LATE_ERROR, tuple(body), 1)
+
+
+REGISTERED = (
+    "Registered: std, a buffer, and first, a submodule. "
+    "Not registered: mean, a plain attribute, and rest, a Python list."
+)
+OPTIMIZER_STATE = (
+    "The model and the optimizer hold the same Parameter, whose memory moves. The optimizer's state stays where it is."
+)
+VISIBLE_DEVICES = "In the process cuda:0 is the machine's GPU 2, and cuda:1 its GPU 3. GPUs 0 and 1 are hidden."
+LATE_ERROR = (
+    "By default the host goes on while the kernel fails, and backward is blamed. "
+    "With CUDA_LAUNCH_BLOCKING=1 cross_entropy waits for its kernel, and is blamed."
+)
+
+
+def windows() -> Picture:
+    """Ten micro-batches with windows of eight: as tutorials print the loop, and with the last window used."""
+    body = []
+    for y, name, first, last in (
+        (10, "as printed", "8 losses, each ÷ 8: one step", "no step, stays in .grad"),
+        (96, "all windows", "8 losses, each ÷ 8: one step", "each ÷ 2: one step"),
+    ):
+        body.append(text(18, y + 24, name, weight="bold"))
+        for i in range(10):
+            x = 128 + 62 * i + (24 if i > 7 else 0)
+            dropped = i > 7 and name == "as printed"
+            body += [
+                bar(x, y, 54, 36, fill=ORANGE if dropped else SKY, hatched=dropped),
+                text(x + 27, y + 24, "16", anchor="middle", fill=INK),
+            ]
+        body += [text(128, y + 58, first), text(648, y + 58, last)]
+    return Picture(860, 166, "A window is what one step uses; the last one may be short", WINDOWS, tuple(body), 1)
+
+
+def weights() -> Picture:
+    """Unequal micro-batches as blocks: as wide as what they hold, as high as the weight of one sample or token."""
+    body = []
+    for y, sizes, wide, high, unit in ((84, (16, 16, 16, 2), 6.0, 600, "samples"), (196, (5, 22), 11.0, 330, "tokens")):
+        total = sum(sizes)
+        for x, shares in ((18.0, [1 / len(sizes)] * len(sizes)), (468.0, [size / total for size in sizes])):
+            words = "mean of means" if x < 100 else f"each by its share of the {total}"
+            body.append(text(x, y + 44, words, fill=MUTED))
+            for size, share in zip(sizes, shares, strict=True):
+                height = share / size * high
+                body += [
+                    bar(x, y - height, size * wide, height, fill=ORANGE if size == min(sizes) else SKY),
+                    text(x + size * wide / 2, y + 20, str(size), anchor="middle"),
+                ]
+                x += size * wide + 4
+            body.append(text(x + 8, y + 20, unit))
+    return Picture(
+        860, 250, "Height is the weight of one sample or token: it should be the same", WEIGHTS, tuple(body), 1
+    )
+
+
+def real_steps() -> Picture:
+    """Three training steps on an H200: what the host needs to launch, what the kernels take, how long the step is."""
+    recorded = {(row["model"], row["batch"], row["mode"]): row for row in gpulab.data.recorded("H200")["steps"]}
+    named = (
+        ("gpt2_small", 2, "GPT-2, 2 texts"),
+        ("resnet50", 64, "ResNet-50, 64"),
+        ("resnet50", 256, "ResNet-50, 256"),
+    )
+    body, per_ms, left = [], 5.0, 250
+    for i, (model, batch, words) in enumerate(named):
+        row, y = recorded[model, batch, "amp_bf16"], 12 + 82 * i
+        body.append(text(14, y + 16, words, weight="bold"))
+        for j, (name, ms, fill) in enumerate(
+            (("host", row["host_ms"], BLUE), ("kernels", row["kernels_ms"], ORANGE), ("step", row["step_ms"], GREEN))
+        ):
+            body += [
+                text(left - 10, y + 16 + 22 * j, name, anchor="end"),
+                bar(left, y + 3 + 22 * j, per_ms * ms, 17, fill=fill),
+                text(left + per_ms * ms + 8, y + 16 + 22 * j, f"{ms:.0f} ms"),
+            ]
+    return Picture(860, 262, "The step takes as long as the longer of the two", REAL_STEPS, tuple(body), 1)
+
+
+def late_rank() -> Picture:
+    """Two ranks' kernels: the all-reduce of the early one begins with it and spins until the late one comes."""
+    body = []
+    for y, name, compute in ((14, "rank 0", 230), (74, "rank 1", 430)):
+        body += [
+            text(14, y + 26, name, weight="bold"),
+            bar(90, y, compute, 40, fill=SKY),
+            text(90 + compute / 2, y + 26, "compute", anchor="middle", fill=INK),
+            bar(94 + compute, y, 646 - compute, 40, fill=ORANGE),
+        ]
+    body += [
+        text(424, 40, "all-reduce", anchor="middle", fill=INK),
+        text(632, 100, "all-reduce", anchor="middle", fill=INK),
+        line(524, 8, 524, 132, stroke=INK, width=2),
+        text(516, 148, "rank 0 spins until here", anchor="end"),
+        text(532, 148, "gradients move"),
+    ]
+    return Picture(860, 160, "The late rank has the short all-reduce", LATE_RANK, tuple(body), 1)
+
+
+REAL_STEPS = (
+    "Bars for three steps on an H200: GPT-2 host 40, kernels 12, step 41 ms; ResNet-50 with 64 images 37, 28, 37; "
+    "with 256 images 34, 106, 107."
+)
+LATE_RANK = (
+    "Two lanes: rank 0 computes less and its all-reduce is long, rank 1 computes more and its all-reduce is short."
+)
+GPU_MEMORIES = (
+    "Data paths of an A100 to scale: "
+    "registers to lanes 117 TB/s, L1 and shared memory 19.5, L2 7.2, HBM 2.0, PCIe 0.03."
+)
+BYTES_IN_FLIGHT = (
+    "Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 673 kB, "
+    "the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB."
+)
+STAGING = (
+    "A pageable copy goes piece by piece through the driver's staging buffer, and the host takes part. "
+    "From pinned memory the GPU fetches by itself."
+)
+TWO_STREAMS = (
+    "Two streams: while main computes with batch 1, side copies batch 2. "
+    "Arrows lead from the end of each copy to the start of its kernels."
+)
+
+
+def staging() -> Picture:
+    """Two ways to the GPU: from pageable memory through the staging buffer, from pinned memory directly."""
+    body = []
+    for y, name, words in ((18, "pageable", "pages may move"), (112, "pinned", "pages are locked")):
+        body += [*_box(18, y, 200, name, words, BLUE), *_box(642, y, 200, "GPU memory", "kernels read it", GREEN)]
+    body += [
+        *_box(336, 18, 188, "staging buffer", "locked, the driver's", BLUE),
+        *_arrow(218, 332, 44, "host copies", 5),
+        *_arrow(524, 638, 44, "GPU fetches", 5),
+        *_arrow(218, 638, 138, "GPU fetches by itself, at the full rate of the link", 8),
+    ]
+    return Picture(860, 176, "A pageable copy is two copies", STAGING, tuple(body), 1)
+
+
+def two_streams() -> Picture:
+    """Copies in a side stream beside kernels in main; an arrow where main waits for a copy."""
+    left, wide, gap, copies, kernels = 80, 170, 190, 10, 78
+    body = [text(18, copies + 24, "side"), text(18, kernels + 24, "main")]
+    for i in range(4):
+        x = left + gap * i
+        if i < 3:
+            body += [
+                bar(x, copies, wide, 36, fill=PURPLE, hatched=True),
+                text(x + wide / 2, copies + 24, f"copy {i + 1}", anchor="middle", fill=INK),
+                line(x + wide, copies + 36, x + gap - 2, kernels - 8, stroke=INK, width=3),
+                shape([(x + gap, kernels), (x + gap - 11, kernels - 8), (x + gap, kernels - 13)], fill=INK),
+            ]
+        if i > 0:
+            body += [
+                bar(x, kernels, wide, 36, fill=GREEN),
+                text(x + wide / 2, kernels + 24, f"kernels of batch {i}", anchor="middle", fill=INK),
+            ]
+    body.append(
+        text(left, 146, "arrow: main.wait_stream(side), so kernels start when their batch is there", fill=MUTED)
+    )
+    return Picture(860, 160, "Only the first copy has nothing to hide behind", TWO_STREAMS, tuple(body), 1)
+
+
+def format_bits() -> Picture:
+    """Sign, exponent and fraction of six formats, a box for each bit."""
+    formats = (
+        ("float32", 8, 23, "largest 3e38"),
+        ("TF32", 8, 10, "largest 3e38, stored as float32"),
+        ("bf16", 8, 7, "largest 3e38"),
+        ("fp16", 5, 10, "largest 65,504"),
+        ("fp8 e4m3", 4, 3, "largest 448"),
+        ("fp8 e5m2", 5, 2, "largest 57,344"),
+    )
+    side, left = 18, 100
+    body = [
+        bar(left, 8, 14, 14, fill=MUTED),
+        text(left + 20, 20, "sign"),
+        bar(left + 70, 8, 14, 14, fill=ORANGE),
+        text(left + 90, 20, "exponent: how large"),
+        bar(left + 260, 8, 14, 14, fill=SKY),
+        text(left + 280, 20, "fraction: how exact"),
+    ]
+    for row, (name, exponent, fraction, words) in enumerate(formats):
+        y = 36 + 27 * row
+        fills = [MUTED, *[ORANGE] * exponent, *[SKY] * fraction]
+        body += [
+            text(18, y + 14, name, weight="bold"),
+            *(bar(left + side * i, y, side - 2, side, fill=fill) for i, fill in enumerate(fills)),
+            text(left + side * len(fills) + 12, y + 14, words),
+        ]
+    return Picture(860, 200, "16 bits can be divided in two ways", FORMAT_BITS, tuple(body), 1)
+
+
+def cast_in_graph() -> Picture:
+    """A weight under autocast: its 16-bit copy in forward, its float32 gradient in backward."""
+    body = [
+        *_box(18, 14, 190, "weight: float32", "the parameter itself", BLUE),
+        *_box(318, 14, 170, "copy: 16 bits", "for one block", GREEN),
+        *_box(598, 14, 244, "product: 16 bits", "copy × 16-bit input", GREEN),
+        *_arrow(208, 316, 40, "cast", 3),
+        *_arrow(488, 596, 40, "forward", 3),
+        *_box(18, 114, 190, ".grad: float32", "read by the optimizer", BLUE),
+        *_box(318, 114, 170, "gradient: 16 bits", "of the copy", GREEN),
+        *_box(598, 114, 244, "gradient: 16 bits", "of the product", GREEN),
+        *_arrow(598, 490, 140, "backward", 3),
+        *_arrow(318, 210, 140, "cast", 3),
+    ]
+    return Picture(860, 180, "The cast is a part of the graph", CAST_IN_GRAPH, tuple(body), 1)
+
+
+FORMAT_BITS = (
+    "Sign, exponent and fraction: float32 1, 8, 23 bits; TF32 1, 8, 10; bf16 1, 8, 7; fp16 1, 5, 10; "
+    "fp8 e4m3 1, 4, 3; fp8 e5m2 1, 5, 2."
+)
+CAST_IN_GRAPH = (
+    "Forward: the float32 weight is cast to a 16-bit copy, which is multiplied by a 16-bit input. "
+    "Backward: the 16-bit gradient of the copy is cast to a float32 gradient of the weight."
+)
+WINDOWS = (
+    "Ten micro-batches: the printed loop steps after eight and leaves two; else the two make a window of their own."
+)
+WEIGHTS = (
+    "Micro-batches of 16, 16, 16 and 2 samples, and of 5 and 22 tokens: in a mean of means "
+    "the small one's samples or tokens weigh most; weighted by share, all weigh the same."
+)
+
+
+def straggler() -> Picture:
+    """Two ranks of which one is late: how long the kernel of their collective looks on each."""
+    rows = (
+        (46, "rank 0", 340, "computes", "NCCL kernel: it spins", SKY),
+        (118, "rank 1", 600, "computes: it is late", "", SKY),
+    )
+    body = []
+    for y, name, until, work, waits, colour in rows:
+        body += [
+            text(18, y + 26, name, size=HEAD, weight="bold"),
+            bar(110, y, until - 110, 42, fill=colour),
+            text((110 + until) / 2, y + 26, work, anchor="middle", fill=INK),
+            bar(until, y, 600 - until, 42, fill=ORANGE) if waits else "",
+            text((until + 600) / 2, y + 26, waits, anchor="middle", fill=INK) if waits else "",
+            bar(600, y, 130, 42, fill=GREEN),
+            text(665, y + 26, "NCCL: sends", anchor="middle", fill=INK),
+        ]
+    body += [
+        line(600, 30, 600, 176, stroke=INK, width=1.5),
+        text(600, 22, "the last rank has come", anchor="middle", fill=MUTED),
+        text(842, 196, "time", anchor="end", fill=MUTED),
+    ]
+    return Picture(860, 206, "The late rank has the shortest NCCL kernel", STRAGGLER, tuple(filter(None, body)), 1)
+
+
+def dealing() -> Picture:
+    """How DistributedSampler deals seven samples to three ranks, and what it repeats."""
+    body = []
+    for rank in range(3):
+        y = 14 + 46 * rank
+        body.append(text(18, y + 24, f"rank {rank}", size=HEAD, weight="bold"))
+        for step in range(3):
+            index = 3 * step + rank
+            padded = index > 6
+            body += [
+                bar(150 + 120 * step, y, 96, 34, fill=ORANGE if padded else SKY),
+                text(198 + 120 * step, y + 23, str(index % 7), anchor="middle", fill=INK, weight="bold"),
+            ]
+    body.append(text(530, 14 + 46 * 1 + 24, "orange: drawn a second time", fill=MUTED))
+    return Picture(860, 156, "Seven samples on three ranks are nine", DEALING, tuple(body), 1)
+
+
+def parted() -> Picture:
+    """The collectives of two ranks, in the order of their calls, up to the one in which both wait."""
+    rows = (("rank 0", "all_reduce: a metric"), ("rank 1", "broadcast"))
+    body = []
+    for i, (name, second) in enumerate(rows):
+        y = 34 + 54 * i
+        body += [
+            text(18, y + 26, name, size=HEAD, weight="bold"),
+            bar(110, y, 240, 40, fill=SKY),
+            text(230, y + 25, "all_reduce: done", anchor="middle", fill=INK),
+            bar(370, y, 240, 40, fill=ORANGE),
+            text(490, y + 25, f"{second}: waits", anchor="middle", fill=INK),
+        ]
+    body += [
+        text(230, 20, "collective 1", anchor="middle", fill=MUTED),
+        text(490, 20, "collective 2", anchor="middle", fill=MUTED),
+    ]
+    return Picture(860, 140, "Both wait in collective 2, and each in another one", PARTED, tuple(body), 1)
+
+
+DEALING = "Rank 0 gets samples 0, 3, 6; rank 1 gets 1, 4 and again 0; rank 2 gets 2, 5 and again 1."
+PARTED = "Collective 1 is an all-reduce on both ranks, collective 2 an all-reduce on rank 0 and a broadcast on rank 1."
+STRAGGLER = (
+    "Rank 0 has computed early: its NCCL kernel starts, spins and sends. Rank 1 is late: its NCCL kernel only sends. "
+    "Both end together."
+)
+SIGNALS = (
+    "Who passes a notice on. SLURM's signal before the limit goes through the shell's trap and srun to the ranks; "
+    "at pre-emption straight to them; torchrun passes it on; a shell as a container's first process does not."
+)
+
+
+def signals() -> Picture:
+    """A notice on its way to the process that trains: who sends it, and who must pass it on."""
+    rows = (
+        ("SLURM: limit", (("shell", "trap: kill $run", BLUE), ("srun", "to its tasks", BLUE)), "USR1"),
+        ("SLURM: preempts", (), "SIGTERM"),
+        ("torchrun", (("torchrun", "waits 30 s", BLUE),), "SIGTERM"),
+        ("Kubernetes", (("first process", "a shell keeps it", ORANGE),), "SIGTERM"),
+    )
+    body = []
+    for number, (who, between, name) in enumerate(rows):
+        y, x = 14 + 70 * number, 180.0
+        body.append(text(18, y + 31, who, weight="bold"))
+        for head, words, color in between:
+            body += [*_arrow(x, x + 78, y + 26, name, 3), *_box(x + 80, y, 136, head, words, color)]
+            x += 216
+        if between[-1:] and between[-1][2] == ORANGE:
+            body.append(text(x + 14, y + 31, "exec python train.py: Python is the first process", fill=MUTED))
+        else:
+            body += [*_arrow(x, 710, y + 26, name, 3), *_box(712, y, 130, "each rank", "takes note", GREEN)]
+    return Picture(860, 290, "A notice has to reach the process that trains", SIGNALS, tuple(body), 1)
+
+
+def zero_stages() -> Picture:
+    """What one of 8 ranks holds of a model under DDP and the stages of ZeRO, by kind, with fp32 weights."""
+    rows = (("DDP", "4, 4, 8", 4, 4, 8), ("ZeRO-1", "4, 4, 1", 4, 4, 1), ("ZeRO-2", "4, ½, 1", 4, 0.5, 1))
+    body = []
+    for i, (name, bytes_, *parts) in enumerate((*rows, ("ZeRO-3, FSDP", "½, ½, 1", 0.5, 0.5, 1))):
+        y, x, per_byte = 34 + 42 * i, 180.0, 32
+        body.append(text(18, y + 21, name, size=HEAD, weight="bold"))
+        for part, colour in zip(parts, (BLUE, ORANGE, GREEN), strict=True):
+            body.append(bar(x, y, part * per_byte, 30, fill=colour))
+            x += part * per_byte
+        body.append(text(x + 10, y + 21, f"{bytes_}: {sum(parts):g} bytes"))
+    for x, words, colour in ((180, "weights", BLUE), (290, "gradients", ORANGE), (410, "Adam's state", GREEN)):
+        body += [bar(x, 8, 14, 14, fill=colour), text(x + 20, 20, words)]
+    return Picture(860, 210, "Each stage cuts one part more", ZERO_STAGES, tuple(body), 1)
+
+
+ZERO_STAGES = (
+    "Bytes for each parameter on one of 8 ranks, weights, gradients, Adam's state: DDP 4, 4, 8; ZeRO-1 4, 4, 1; "
+    "ZeRO-2 4, ½, 1; ZeRO-3 and FSDP ½, ½, 1."
+)
+
+
+def pipeline_schedules() -> Picture:
+    """Two ranks, four parts of a batch: which part each computes when, under GPipe and under 1F1B."""
+    # a forward takes one slot, a backward two; number of the part, negative in backward
+    schedules = {
+        "GPipe": (((0, 1, 2, 3, 4), (7, -1, -2, -3, -4)), ((1, 1, 2, 3, 4, -1, -2, -3, -4),)),
+        "1F1B": (((0, 1, 2), (4, -1), (6, 3), (7, -2), (9, 4), (10, -3), (13, -4)), ((1, 1, -1, 2, -2, 3, -3, 4, -4),)),
+    }
+    slot, body = 44, []
+    for i, (name, ranks) in enumerate(schedules.items()):
+        for rank, runs in enumerate(ranks):
+            y = 14 + 104 * i + 40 * rank
+            body.append(text(18, y + 23, f"{name}, rank {rank}", weight="bold"))
+            for start, *parts in runs:
+                x = 150 + start * slot
+                for part in parts:
+                    wide = slot * (1 if part > 0 else 2)
+                    body += [
+                        bar(x, y, wide - 2, 32, fill=SKY if part > 0 else ORANGE),
+                        text(x + wide / 2, y + 22, f"{abs(part)}", anchor="middle", fill=INK),
+                    ]
+                    x += wide
+    for x, words, colour in ((150, "forward of a part", SKY), (330, "backward of a part", ORANGE)):
+        body += [bar(x, 212, 14, 14, fill=colour), text(x + 20, 224, words)]
+    body.append(text(842, 224, "empty: the bubble", anchor="end", fill=MUTED))
+    return Picture(860, 236, "1F1B lets go of a part sooner, in the same time", PIPELINE_SCHEDULES, tuple(body), 1)
+
+
+PIPELINE_SCHEDULES = (
+    "Two ranks, four parts. Under GPipe all forwards come first, then all backwards. Under 1F1B each rank alternates. "
+    "Both take equally long."
+)
+TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
+    "host_and_gpu": host_and_gpu,
+    "who_holds": who_holds,
+    "gpu_memories": gpu_memories,
+    "bytes_in_flight": bytes_in_flight,
+    "staging": staging,
+    "two_streams": two_streams,
+    "registered": registered,
+    "optimizer_state": optimizer_state,
+    "visible_devices": visible_devices,
+    "late_error": late_error,
+    "format_bits": format_bits,
+    "cast_in_graph": cast_in_graph,
+    "windows": windows,
+    "weights": weights,
+    "real_steps": real_steps,
+    "late_rank": late_rank,
+    "straggler": straggler,
+    "dealing": dealing,
+    "parted": parted,
+    "signals": signals,
+    "zero_stages": zero_stages,
+    "pipeline_schedules": pipeline_schedules,
+}
