@@ -300,32 +300,9 @@ def real_steps() -> Picture:
     return Picture(860, 262, "The step takes as long as the longer of the two", REAL_STEPS, tuple(body), 1)
 
 
-def late_rank() -> Picture:
-    """Two ranks' kernels: the all-reduce of the early one begins with it and spins until the late one comes."""
-    body = []
-    for y, name, compute in ((14, "rank 0", 230), (74, "rank 1", 430)):
-        body += [
-            text(14, y + 26, name, weight="bold"),
-            bar(90, y, compute, 40, fill=SKY),
-            text(90 + compute / 2, y + 26, "compute", anchor="middle", fill=INK),
-            bar(94 + compute, y, 646 - compute, 40, fill=ORANGE),
-        ]
-    body += [
-        text(424, 40, "all-reduce", anchor="middle", fill=INK),
-        text(632, 100, "all-reduce", anchor="middle", fill=INK),
-        line(524, 8, 524, 132, stroke=INK, width=2),
-        text(516, 148, "rank 0 spins until here", anchor="end"),
-        text(532, 148, "gradients move"),
-    ]
-    return Picture(860, 160, "The late rank has the short all-reduce", LATE_RANK, tuple(body), 1)
-
-
 REAL_STEPS = (
     "Bars for three steps on an H200: GPT-2 host 40, kernels 12, step 41 ms; ResNet-50 with 64 images 37, 28, 37; "
     "with 256 images 34, 106, 107."
-)
-LATE_RANK = (
-    "Two lanes: rank 0 computes less and its all-reduce is long, rank 1 computes more and its all-reduce is short."
 )
 GPU_MEMORIES = (
     "Data paths of an A100 to scale: "
@@ -612,7 +589,6 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "windows": windows,
     "weights": weights,
     "real_steps": real_steps,
-    "late_rank": late_rank,
     "straggler": straggler,
     "dealing": dealing,
     "parted": parted,

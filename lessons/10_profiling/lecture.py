@@ -155,8 +155,7 @@ def gpt(width, depth):
     return nn.Sequential(nn.Embedding(5000, width), layers, nn.Linear(width, 5000))
 
 # %% profiler-run
-def training(model, batch):
-    # a step in bf16 with AdamW, as a function; the loss is a stand-in
+def training(model, batch):  # a step in bf16; the loss is a stand-in
     model, batch = model.cuda(), batch.cuda()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -176,8 +175,7 @@ with profile(activities=BOTH, schedule=schedule(wait=1, warmup=1, active=2)) as 
     for _ in range(4):
         step()
         recorded.step()
-averages = recorded.key_averages()
-table = averages.table("device_time_total", row_limit=8, max_name_column_width=28)
+table = recorded.key_averages().table("device_time_total", row_limit=8, max_name_column_width=28)
 for line in table.splitlines():  # without the columns of the CPU, in the middle
     print(line[:30] + line[100:])
 
@@ -192,9 +190,6 @@ for line in table.splitlines():  # without the columns of the CPU, in the middle
 # | Self CUDA | kernels that this operation itself launched | how *well* they ran |
 # | CPU total, CUDA total | with the operations within: rows overlap | anything to add up |
 # | CPU Mem, CUDA Mem (`profile_memory=True`) | allocated minus freed during the operation | memory in use at that point (lesson 04) |
-#
-# Older texts read `.cuda_time`, `.cuda_time_total`. The attributes are now `device_time`,
-# `device_time_total`.
 #
 # **Your turn** · 2 minutes. A run of 100 steps is slow *now and then*. Write a schedule that leaves
 # the first 20 steps alone and then records 3 of every 20, each time after one step of warm-up, for
@@ -321,7 +316,6 @@ for both, (letter, found) in zip(panels, events.items()):
         for y, row in enumerate(rows_of(found).values()):
             bars = [((e["ts"] - begin) / 1000, e["dur"] / 1000) for e in row]
             axes.broken_barh(bars, (-y - 0.4, 0.8), color=f"C{y}", linewidth=0)
-        axes.locator_params(axis="x", nbins=4)
         axes.set(xlim=window, yticks=(0, -1, -2), yticklabels=["host", "loader", "kernels"])
     both[0].set_title(f"{letter}: a step of {ms:.0f} ms; right: one ms of it")
 gpulab.style.show(figure, alt="Host, loader and kernels of four jobs. Two have gaps, two none.")
@@ -512,7 +506,7 @@ def late_rank(lasted):  # {rank: ms}
 gpulab.turn.late_rank(late_rank)
 
 # %% ranks-explain [markdown]
-# ![Two lanes: rank 0 computes less and its all-reduce is long, rank 1 computes more and its all-reduce is short.](../docs/pictures/late_rank.svg)
+# ![Rank 0 has computed early: its NCCL kernel starts, spins and sends. Rank 1 is late: its NCCL kernel only sends. Both end together.](../docs/pictures/straggler.svg)
 #
 # `gpulab.timing.merge_traces` puts the ranks' files on one page. **HTA** (*Holistic Trace
 # Analysis*, `pip install HolisticTraceAnalysis`) reads a folder of them, and says for each rank how
@@ -617,19 +611,13 @@ with profile(schedule=schedule(wait=1, warmup=1, active=2)) as recorded:
     torch.ones(3) + 1
 recorded.key_averages()
 
-# %% mistake-attribute-text [markdown]
-# **Names of yesterday**, from texts of 2023:
-
-# %% mistake-attribute tags=["raises-exception"]
-averages[0].cuda_time_total
-
-# %% mistake-parse-text [markdown]
-# **`nvidia-smi` parsed by hand.** It prints a line for each GPU, and `[N/A]` for what a board does
-# not have. Ask NVML: `gpulab.monitor.read()`, `torch.cuda.utilization()`, `torch.cuda.power_draw()`.
-
-# %% mistake-parse tags=["raises-exception"]
-# from two GPUs, --query-gpu=utilization.gpu,memory.used --format=csv,noheader,nounits
-[int(value) for value in "45, 3021\n[N/A], 18\n".strip().split(", ")]
+# %% mistake-more [markdown]
+# **Names of yesterday**: `AttributeError: 'FunctionEventAvg' object has no
+# attribute 'cuda_time_total'`. It is `device_time_total` now.
+#
+# **`nvidia-smi` parsed by hand**: `ValueError: invalid literal for int() with base 10: '3021\n[N/A]'`.
+# It prints a line for each GPU, and `[N/A]` for what a board does not have. Ask NVML:
+# `gpulab.monitor.read()`, `torch.cuda.utilization()`, `torch.cuda.power_draw()`.
 
 # %% quiz-text [markdown]
 # ## Quick check
@@ -642,7 +630,7 @@ gpulab.quiz(10)
 #
 # 1. Time first, then a trace, then FLOPs and bytes: each answers what the one before cannot.
 # 2. Utilisation counts time with any kernel. A bottleneck belongs to a job, not to a network.
-# 3. Gaps: what did the host do in them? No gaps: which roof is near, kernel by kernel, if one is?
+# 3. Gaps: what did the host do in them? No gaps: is a roof near, kernel by kernel?
 # 4. Own times add up, totals do not. The profiler slows the host, not the kernels.
 # 5. Across ranks, the one with the *shortest* all-reduce is late.
 # 6. An MFU is good or bad among trainings of its kind, in its format.
