@@ -116,8 +116,8 @@ def _strip(result: Memory) -> list[str]:
     body.append(bar(x, STRIP, END - x, STRIP_HEIGHT, fill=RULE, stroke=INK))
     body.append(fitted(x, END - x, STRIP + STRIP_HEIGHT / 2 + 5, f"{free} free on the device", f"{free} free", free))
     apart = round_step(result.capacity / MiB / 9)
-    marks = range(int(result.capacity / MiB / apart) + 1)
-    sizes = {mark * apart: f"{mark * apart:g}{' MiB' * (mark == 1)}" for mark in marks}
+    last = int(result.capacity / MiB / apart)
+    sizes = {mark * apart: f"{mark * apart:g}{' MiB' * (0 < mark < last)}" for mark in range(last + 1)}
     body += Scale(MARGIN, END, 0, result.capacity / MiB).ticks(STRIP + STRIP_HEIGHT, sizes)
     return [*body, *_failed(result, x, unit)]
 
