@@ -31,8 +31,8 @@ gpu = gpulab.setup()
 # %% train-text [markdown]
 # ## Six steps of a training script
 #
-# Loader, device, model, training, evaluation, saving. Here are the first four, on 1500 handwritten digits that come
-# with the package.
+# The steps are loader, device, model, training, evaluation and saving. Here are the first four, on 1500 handwritten
+# digits that come with the package.
 
 # %% train
 def make_cnn():
@@ -73,15 +73,15 @@ with gpulab.without_gpu():
 # %% words-text [markdown]
 # The word in brackets says where a number comes from:
 #
-# - **measured**: read off, counted or timed here, on your machine, while you watch;
-# - **virtual**: what the course's model of a GPU says that GPU would show. Bytes, and the times of the GPU itself, are
-#   the same on every machine; what your Python code adds to a time, it takes here;
-# - **recorded**: read off somebody's GPU before, with the source.
+# - **measured**: read off, counted or timed on your machine;
+# - **virtual**: what a real GPU of this kind would show, according to the course's model. Bytes and the GPU's own times
+#   are the same on every machine; the time of your Python code is your machine's;
+# - **recorded**: measured earlier on somebody's GPU; the source is named.
 #
-# A number without such a word is arithmetic that you can follow.
+# A *computed* number, or one without such a word, is arithmetic that you can follow.
 #
 # Did you expect more of a GPU? A network this small gives it hardly anything to do. The GPU computes each operation in
-# a few microseconds, and the *host*, your processor, takes longer to ask for it. Lessons 01 and 03 are about that.
+# a few microseconds, and the *host*, your processor, takes longer to request it. Lessons 01 and 03 are about that.
 #
 # ![The host sends launches and data over the bus, and the GPU computes them in its own memory.](../docs/pictures/host_and_gpu.svg)
 
@@ -100,14 +100,13 @@ with gpulab.without_gpu():
 report = gpulab.doctor()
 
 # %% doctor-after [markdown]
-# No NVIDIA GPU in that table? Most people who take this course have none, and every cell runs all the same: from
-# `setup()` on, `cuda` is a virtual GPU in this notebook, and code written for a GPU runs unchanged. Its values are
-# computed on your processor.
+# No NVIDIA GPU in that table? Every cell runs all the same: from `setup()` on, `cuda` is a virtual GPU in this
+# notebook, and code written for a GPU runs unchanged.
 #
 # - **Google Colab**: *Runtime → Change runtime type* gives you a GPU. Install the package there with
 #   `%pip install -e ".[lab]"` in the course folder, then restart the runtime once.
 # - **Several GPUs**: set `CUDA_VISIBLE_DEVICES=1` before Jupyter starts, to use the second one only.
-# - **A shared machine**: look at the GPU's line; somebody else's process may hold its memory.
+# - **A shared machine**: look at the doctor's GPU line; somebody else's process may hold its memory.
 # - **A class with different machines**: `gpulab.setup("T4")` gives everyone the same virtual GPU.
 
 # %% device-text [markdown]
@@ -121,9 +120,9 @@ report = gpulab.doctor()
 torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 # %% device-turn-text [markdown]
-# **Your turn** · 1 minute. Your turns are never graded, and the notebook goes on without them. This function runs on one
-# kind of machine only. Change two lines, so that the model works on whatever device there is, and the digits come back on
-# the CPU.
+# **Your turn** · 1 minute. Your turns are never graded, and the notebook goes on without them. This function needs an
+# NVIDIA GPU, and forgets to move the images there. Change two lines, so that model and images are on whatever device
+# there is.
 
 # %% device-turn tags=["your-turn"]
 def read_digits(model, images):
@@ -143,9 +142,9 @@ gpulab.turn.read_on_any_device(read_digits)
 # %% evaluate-text [markdown]
 # ## Step five: evaluate
 #
-# **Your turn** · 2 minutes. This loop gives the right number, and takes more time and memory than it has to. Put the model
-# into `eval` mode, let PyTorch keep nothing for backward (`torch.inference_mode()`), and sum on the device: each `.item()`
-# waits until the GPU has finished, so call it once.
+# **Your turn** · 2 minutes. This loop is right only for networks without dropout and BatchNorm, such as ours, and takes
+# more time and memory than it has to. Put the model into `eval` mode, let PyTorch keep nothing for backward
+# (`torch.inference_mode()`), and sum on the device: each `.item()` waits until the GPU has finished, so call it once.
 
 # %% evaluate-turn tags=["your-turn"]
 def accuracy(model, loader, device):
@@ -184,13 +183,12 @@ print(f"{share:.1%} of {len(read)} new digits are read correctly")
 # %% save-text [markdown]
 # ## Step six: save
 #
-# **Your turn** · 2 minutes. `torch.save(model)` pickles the whole object, and a file of pickled code can run anything when it is
-# loaded. Save the `state_dict`, the tensors by name, and load it into `copy`, an untrained network of the same kind, with
-# `map_location`; otherwise tensors saved on a GPU want that GPU back.
+# **Your turn** · 2 minutes. `torch.save(model, path)` pickles the whole object, and loading a pickle can run any code.
+# Save the `state_dict`, the tensors by name, to `path`, and load it into `copy`, an untrained network of the same kind.
+# Use `map_location`: without it, tensors saved on a GPU are loaded onto that GPU.
 
 # %% save-turn tags=["your-turn"]
 def through_a_file(model, copy, path, device):
-    """Write the model's weights to `path`; return `copy` with them, on `device`."""
     # TODO: save the state, load it into copy
     ### BEGIN SOLUTION
     torch.save(model.state_dict(), path)
@@ -238,11 +236,11 @@ line
 # %% check-text [markdown]
 # ## Exercises, checks and hints
 #
-# Exercises are in a folder of their own. Each is a function to write, with a check below it that runs **your** function
-# on inputs it draws afresh. Stuck? Under each check are three hints, folded. The solution is in `solutions/`; reading it after
-# an honest try is not cheating.
+# Each exercise, in `exercises/`, is a function to write. The check below it runs **your** function on fresh random
+# inputs. Stuck? Three hints are folded under each check. The solution is in `solutions/`; read it after an honest try.
 #
-# A wrong answer is told what was expected, what came back, the likely misunderstanding, and where to read:
+# For a wrong answer, the check says what was expected, what came back, the likely misunderstanding, and where to read.
+# This answer is to an exercise of lesson 08:
 
 # %% check-wrong tags=["raises-exception"]
 def accumulate_tokens(model, micro_batches):
@@ -276,7 +274,8 @@ gpulab.progress()
 # - **Everything about one GPU:** 00 to 11, 14, 15. 12.2 hours.
 # - **Several GPUs:** 00, 04, 08, 12, 13, 14. 4.9 hours.
 #
-# These hours are the lectures; exercises take about as long again.
+# These hours are the lectures; their exercises take 1.1 to 1.4 times as long. Where a lesson asks for one that your
+# route skips, read that one's take-aways first (before 05, also *Four numbers for one GPU* in 04).
 
 # %% takeaways [markdown]
 # ## Take-aways
@@ -285,7 +284,7 @@ gpulab.progress()
 # 2. Every number in the course is measured, virtual or recorded, and says which; the rest is arithmetic.
 # 3. Predict, run, explain the difference. Then write it yourself, and let the check tell you what you missed.
 #
-# **What next:** [01 · Why GPUs](01_why_gpus.ipynb), or the first lesson of your route.
+# **What next:** [01 · Why GPUs](01_why_gpus.ipynb), or the next lesson of your route.
 #
 # ## References
 #
