@@ -160,7 +160,7 @@ gpulab.check.save_whole(save_whole)
 # optimizer holds the old weights, where each rank clips by a norm of its own, and where all of the model was whole on a GPU
 # for a moment. Equal losses and norms show that it is the same training, and the bytes show that it is cut.
 #
-# 15–25 minutes · difficulty ●●○
+# 20 minutes · difficulty ●●○
 #
 # The check calls your function on two or three real processes, on one machine or each on a machine of its own, each with a GPU
 # and with the process group open, and compares with one process that has the whole model. What a rank prints is shown under the result.
