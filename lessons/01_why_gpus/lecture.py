@@ -44,7 +44,7 @@ why = "No single number is the speed-up of two machines."
 most_guess.compare(round(ratios[-1]), "recorded", because=why)
 
 # %% timm-explain [markdown]
-# The models differ by a factor of 27 on the same two machines. The setting matters as well: here
+# On the same two machines, the gains differ by a factor of 27. The setting matters as well: here
 # the GPU ran in AMP, with up to 1024 images in a batch, and the CPU in fp32, one image at a time.
 
 # %% setup
@@ -61,9 +61,9 @@ def microseconds(function, repeat=20 if gpu.numbers == "measured" else 2):
 
 
 # %% question-relu-text [markdown]
-# What decides? Start with the smallest operation. A popular page explains it like this: a ReLU over
-# 524,288 numbers is 524,288 independent operations. An A100 has 6912 cores, so it needs 76 rounds.
-# Here is the same sum for your GPU, and the ReLU itself.
+# What decides the gain? Start with a simple operation. A popular page explains it like this: a ReLU
+# over 524,288 numbers is 524,288 independent operations. An A100 has 6912 cores, so it needs 76
+# rounds. Here is the same calculation for your GPU, and the ReLU itself.
 
 # %% question-predict
 relu_guess = gpulab.predict("How long does this ReLU over 1024 × 512 numbers take?", unit="µs")
@@ -80,9 +80,9 @@ why = "The cores are not what it waits for."
 relu_guess.compare(round(microseconds(x.relu), 1), gpu.numbers, because=why)
 
 # %% question-answer [markdown]
-# The sum is far too small. What does the ReLU wait for? Change one thing at a time: first the
-# arithmetic, then the bytes. `gelu` takes some twenty instructions for a number, `relu` takes one.
-# The tensor is larger now, 128 MiB, so that starting the work counts little.
+# The calculated time is far too short. What does the ReLU wait for? Change one thing at a time:
+# first the arithmetic, then the bytes. `gelu` takes some twenty instructions for a number, `relu`
+# takes one. The tensor is larger now, 128 MiB, so that starting the work counts little.
 
 # %% question-gelu
 big = torch.randn(2**25, device=gpu.device)
@@ -99,8 +99,8 @@ for name, call in calls.items():
 # More arithmetic costs next to nothing, and half of the *bytes* take about half of the time. An
 # elementwise operation on a large tensor waits for memory: 128 MiB come in, 128 MiB go out.
 #
-# Check it from outside. A T4's lanes do 4 × 10¹² instructions a second, so twenty for each of 2²⁵
-# numbers take 168 µs. Its memory, rated at 320 GB/s, needs at least 839 µs.
+# A T4's cores do 4 × 10¹² instructions a second, so twenty for each of 2²⁵ numbers take 168 µs
+# (computed). Its memory, rated at 320 GB/s, needs at least 839 µs.
 #
 # This is the key to the lesson: **a GPU is two machines. One computes, one moves bytes. You have to
 # know which of them you are waiting for.**
@@ -123,13 +123,13 @@ gpulab.turn.half_the_time(prepare)
 # %% lanes-text [markdown]
 # ## Few fast cores, many slow lanes
 #
-# A CPU is built to finish *one* thread soon. It spends most of its area on caches, branch
-# prediction and control. A GPU is built to finish *many* threads soon, and spends that area on
-# arithmetic.
+# A CPU is built to finish *one* thread fast. It spends most of its area on caches, branch
+# prediction and control. A GPU is built for the throughput of *many* threads, and spends that area
+# on arithmetic.
 #
 # | | CPU | GPU |
 # |---|---|---|
-# | goal | latency: one thread, soon | throughput: all threads, soon |
+# | goal | latency of one thread | throughput of all threads |
 # | cores | 8 to 192, each strong | 20 to 190 streaming multiprocessors (SMs), each wide |
 # | clock | 4 to 6 GHz (servers: 2 to 5) | 1.4 to 2.6 GHz |
 # | waiting for memory | avoided by caches | hidden by running other threads |
@@ -157,11 +157,11 @@ for name, (cores, lanes, clock, memory) in machines.items():
     print(f"{name:<11} {cores * lanes:>6,}  {peak:>12.1f} {gain}")
 
 # %% lanes-explain [markdown]
-# The small CPU has 256 lanes, at almost three times the clock of an A100. The A100 has 27 times the
-# lanes. Its arithmetic is 9.5 times as fast, its memory 23 times. Work in fp32 that uses both
-# machines equally well gains between 9.5 and 23 times.
+# The small CPU has 256 lanes, at almost three times the clock of an A100, which has 27 times the
+# lanes. The A100's arithmetic is 9.5 times as fast, its memory 23 times. Work in fp32 that uses
+# both machines equally well gains between 9.5 and 23 times.
 #
-# Where you read more, something else has changed: the format, the batch, or a CPU that used one
+# Larger claims compare something else as well: two formats, two batch sizes, or a CPU that used one
 # lane of one core. [Which GPU?](../docs/cards.md) has the same columns for all GPUs of the course.
 
 # %% warps-text [markdown]
@@ -172,8 +172,9 @@ for name, (cores, lanes, clock, memory) in machines.items():
 # (*single instruction, multiple threads*, SIMT).
 #
 # At a branch some threads of a warp may take the `if` and others the `else`. Then the warp runs
-# both sides, one after the other, each with the other threads switched off. If all 32 agree, it
-# runs one side only. The toy below has 1024 threads, and each side takes 10 clocks.
+# both sides, one after the other, each time with the other threads switched off. If all 32 agree,
+# it runs one side only. In the toy below, each side takes 10 clocks. First none of its 1024 threads
+# branches, then every 32nd.
 
 # %% warps-predict
 branch_guess = gpulab.predict("Every 32nd thread branches: how many times as slow?", unit="times")
@@ -196,7 +197,7 @@ branch_guess.compare(some / none, "computed", because=why)
 
 # %% masks-turn-text [markdown]
 # **Your turn** · 3 minutes. Write two masks of 1024 threads in which exactly half of the threads
-# take the branch. The first costs no more than no branch at all, the second costs as much as
+# take the branch. The first must cost as little as no branch at all, the second as much as
 # possible.
 
 # %% masks-turn tags=["your-turn"]
@@ -222,8 +223,8 @@ gpulab.turn.two_masks(masks)
 # ### Hiding latency
 #
 # An A100 takes 330 ns to fetch a number that is in no cache (recorded), a CPU typically 90 ns. The
-# GPU's memory answers *later*, and it is wider. It delivers 2 TB/s only if very many requests are
-# on their way at once. **Little's law** says how many bytes:
+# GPU's memory answers *later*, but delivers more at once. It reaches 2 TB/s only if very many
+# requests are on their way. **Little's law** says how many bytes:
 #
 # $$\text{bytes in flight} = \text{bandwidth} \times \text{latency}$$
 #
@@ -235,15 +236,16 @@ gpulab.turn.two_masks(masks)
 # 4090's 48), each with its registers in place. While one warp waits, another runs, and the switch
 # costs nothing.
 #
-# So small work cannot be fast: an operation that moves less than 673 kB never fills this pipe. (With
-# 16 bytes a thread, fewer threads do.)
+# So small work cannot be fast: an operation that moves less than 673 kB never fills this pipe.
 #
 # ### See it move
 #
-# A toy GPU of 4 SMs with 32 lanes each. 8 warps in an SM are too few to hide a wait of 31 clocks.
+# This toy GPU has 4 SMs with 32 lanes each. 8 warps in an SM are too few to hide a wait of 31
+# clocks. Warps come to an SM in *blocks*; the blocks that the GPU has room for at once are a
+# *wave*.
 #
 # 1. Set *Room for warps in an SM* to 16, then to 32. When are the lanes busy, and why just there?
-# 2. Add a few elements (an arrow key). What does the last, almost empty wave of blocks cost?
+# 2. Add a few elements (an arrow key). What does the last, almost empty wave cost?
 
 # %% simulator-architecture
 gpulab.sim.architecture(wait=31, room=8, elements=8192, frame=40)
@@ -259,15 +261,15 @@ gpulab.sim.architecture(wait=31, room=8, elements=8192, frame=40)
 # | FP32 lane (“CUDA core”) | 64 in an SM | one multiply-add in a clock |
 # | tensor core | 4 in an SM | a product of small matrices in one instruction |
 # | registers | 256 KiB in an SM | the numbers of the resident threads |
-# | L1 and shared memory | 192 KB in an SM | numbers that a block of threads uses again |
+# | L1 and shared memory | 192 KB in an SM | numbers that the threads of a block use again |
 # | L2 cache | 40 MB | shared by all SMs |
 # | HBM | 80 GB at 2039 GB/s | all tensors live here |
 #
-# Each path away from the lanes is narrower. HBM (*high-bandwidth memory*) is stacked beside the
-# chip, in the same package.
+# The farther from the lanes, the narrower the path. HBM (*high-bandwidth memory*) is stacked beside
+# the chip, in the same package.
 #
 # A **tensor core** does one thing: it multiplies small matrices and adds, in fp16, bf16, TF32 or
-# narrower formats (on some GPUs in fp64 too). What does that bring for a product, and what for a ReLU?
+# narrower formats (on some GPUs in fp64 too). How much do a product and a ReLU gain?
 
 # %% tensor-run
 with gpulab.VirtualGPU("A100-80", compute=False):
@@ -279,9 +281,8 @@ with gpulab.VirtualGPU("A100-80", compute=False):
         print(f"{name:<7} {fp32:>5.0f} µs, in fp16 {fp16:>4.0f}: {fp32 / fp16:.1f} × (virtual)")
 
 # %% tensor-explain [markdown]
-# The product gains from tensor cores, the ReLU only from its bytes. By data sheets the tensor
-# cores' gain in 16 bits runs from twice (RTX 4090) to thirty times (B200), for matrix products and
-# convolutions only.
+# The product gains from tensor cores, the ReLU only from fewer bytes. By data sheets, 16-bit tensor
+# cores are twice (RTX 4090) to thirty times (B200) as fast as fp32 lanes.
 
 # %% roofline-text [markdown]
 # ## Operations per byte, and the roof
@@ -289,14 +290,14 @@ with gpulab.VirtualGPU("A100-80", compute=False):
 # Two numbers describe the work: its floating-point operations (**FLOPs**; a multiply-add is two)
 # and the **bytes** it moves to and from memory. Their ratio is the **arithmetic intensity**. The
 # machine has the same ratio, peak rate over bandwidth, called its **balance**. Work with an
-# intensity above the balance is bound by arithmetic, below it by memory:
+# intensity above the balance is bound by arithmetic, work below it by memory:
 #
 # $$\text{time} \;\ge\; \max\left(\frac{\text{FLOPs}}{\text{peak rate}},\; \frac{\text{bytes}}{\text{bandwidth}}\right)$$
 #
 # A product of two $n \times n$ matrices does $2n^3$ operations on $3n^2$ numbers: **each number is
 # used many times once it is there**. A ReLU uses it once. In fp16 a T4 has a balance of 203
-# operations per byte, an A100 of 153, an H100 of 295 (computed from data sheets). Above which size
-# does a product pass them?
+# operations per byte, an A100 of 153, an H100 of 295 (computed from data sheets). From which size
+# on does a product exceed these?
 
 # %% roofline-intensity
 def product_cost(rows, depth, columns, width=2):
@@ -310,9 +311,9 @@ for n in (64, 512, 4096):
     print(f"{n:>4} × {n:<4} product     {flops / nbytes:>5.0f} operations per byte (computed)")
 
 # %% roofline-counter-text [markdown]
-# PyTorch counts the FLOPs of products, convolutions and attention for you. A layer of 1024 inputs
-# and 1024 outputs does 1,048,576 multiply-adds for each row. The ReLU has no count: a count of
-# FLOPs is not a time.
+# PyTorch counts the FLOPs of products, convolutions and attention for you, and none for a ReLU,
+# which takes time all the same. A layer of 1024 inputs and outputs does 1,048,576 multiply-adds for
+# each row.
 
 # %% roofline-counter
 from torch.utils.flop_counter import FlopCounterMode
@@ -356,10 +357,10 @@ with gpulab.VirtualGPU("T4", compute=False), torch.no_grad():
         print(f"{texts:>4} texts: {ms:>5.2f} ms, {1000 * ms / texts:>6.1f} µs a text (virtual)")
 
 # %% roofline-gpt-explain [markdown]
-# A batch costs little until its intensity comes near the balance. This is why training uses
-# batches, and why a server that writes one token at a time waits to answer many users at once. (These
-# are the GPU's own times. Launches from Python triple that of one text; more texts are just as
-# cheap.)
+# A batch costs little until its intensity comes near the balance. This is one reason why training
+# uses batches, and why a server that writes one token at a time answers many users together. (These
+# are the GPU's own times. With launches from Python one text takes three times as long; more texts
+# still cost little.)
 #
 # ### See it move
 #
@@ -367,7 +368,8 @@ with gpulab.VirtualGPU("T4", compute=False), torch.no_grad():
 # arithmetic. It opens on the layer above with one row, on a T4.
 #
 # 1. Raise *Rows* until the product reaches the flat roof. Where does the slope end?
-# 2. Go back to one row and take an H100. What do 15 times the arithmetic and 10 times the bandwidth bring?
+# 2. Go back to one row and take an H100. How much do 15 times the arithmetic and 10 times the
+#    bandwidth help?
 # 3. Choose GELU. Is there a size at which it reaches the roof?
 
 # %% simulator-roofline
@@ -444,7 +446,8 @@ with gpulab.VirtualGPU("A100-80", compute=False), torch.no_grad():
 # network.
 #
 # Later lessons measure the remedies: **fuse** elementwise operations, so that the bytes move once
-# (11); use 16 bits, so that there are fewer (07); keep what attention computes on the chip (06).
+# (11); use 16 bits, so that there are fewer (07); keep attention's intermediate results on the chip
+# (06).
 
 # %% amdahl-text [markdown]
 # ## Amdahl: the part that does not get faster
@@ -466,8 +469,8 @@ for share, factor in ((0.70, 10), (0.95, 8), (0.95, float("inf")), (0.99, 100)):
 
 # %% amdahl-explain [markdown]
 # A GPU ten times as fast makes this step less than three times as fast. There are two ways out.
-# **Overlap**: load beside the GPU's work, and the longer of the two times counts (lesson 09).
-# **Grow the problem**: a larger model computes more on the same data (Gustafson's law).
+# **Overlap**: load while the GPU computes, so that only the longer of the two times counts (lesson
+# 09). **Grow the problem**: a larger model computes more on the same data (Gustafson's law).
 
 # %% small-text [markdown]
 # ## When the CPU wins
@@ -475,9 +478,9 @@ for share, factor in ((0.70, 10), (0.95, 8), (0.95, float("inf")), (0.99, 100)):
 # Three costs do not shrink with a faster GPU. Each kernel must be **launched** (5 to 15 µs from
 # Python), data must **cross the bus**, and a small problem leaves most lanes **idle**.
 #
-# Give the CPU every advantage: it reaches all of its data sheet at any size. A virtual A100 runs
-# the same matrix product and the same ReLU. *There and back* means data on the host, result wanted
-# on the host.
+# Give the CPU every advantage: it reaches its data sheet's peak at any size. A virtual A100 runs
+# the same matrix product and the same ReLU. *There and back* means that data and result belong on
+# the host.
 
 # %% small-run
 sizes = [2**i for i in range(4, 12)]
@@ -512,7 +515,7 @@ gpulab.style.show(figure, alt="Products rise from far below 1 to about 9, a ReLU
 # %% small-explain [markdown]
 # A product's arithmetic grows with $n^3$ and its bytes with $n^2$, so at some size it pays for its
 # trip. The ReLU's bytes cross the bus twice, and PCIe 4 moves 32 GB/s where this CPU reads its own
-# memory at 90. How fast the GPU is does not matter there. So what is on the GPU stays there.
+# memory at 90. How fast the GPU is does not matter there. So leave on the GPU what is there.
 #
 # ### One step on two GPUs
 #
@@ -547,7 +550,8 @@ why = "Both wait for the host, which launches one small kernel after another."
 tiny_guess.compare(round(t4 / h100, 2), "virtual", because=why)
 
 # %% tiny-resnet-text [markdown]
-# A larger network behaves alike while its batch is small. Here is a training step of ResNet-18:
+# A larger network behaves the same way while its batch is small. Here is a training step of
+# ResNet-18:
 
 # %% tiny-resnet
 def resnet(batch):
@@ -563,20 +567,20 @@ for batch in (1, 8, 64):
 
 # %% tiny-explain [markdown]
 # With one image both GPUs wait for the **host**: Python, the dispatcher, autograd and the optimizer
-# take longer for a kernel than the GPU does. The H100 still waits with eight images. (How long
-# depends on the host: the virtual one was fitted to published runs of BERT and OPT.) At 64 the H100
-# also gains from TF32, PyTorch's default in convolutions.
+# take longer for a kernel than the GPU does. The H100 still waits at eight images. (The virtual
+# host was fitted to published runs of BERT and OPT.) At 64 the H100 also gains from TF32, PyTorch's
+# default in convolutions.
 #
 # An IEEE study measured such a case (Nishanth et al. 2022, an Intel i5 against a GTX 1650): CNNs
-# ran 8.8 times as fast on the GPU, RNNs 4.9 times, and **a plain network 1.2 times faster on the
-# CPU**. The [race simulator](simulators.ipynb) lets you try such contests.
+# ran 8.8 times as fast on the GPU, RNNs 4.9 times, and **a plain network 1.2 times as fast on the
+# CPU**. Try such contests in the [race simulator](simulators.ipynb).
 
 # %% web-text [markdown]
 # ## What the web says
 #
 # | you will read | verdict |
 # |---|---|
-# | “10 to 50 times faster”, “10 to 100 times” | No property of GPUs. For 708 image models, GPU in AMP and batches, CPU in fp32 and single images, 11 to 311 (recorded). Below 1 for small work. |
+# | “10 to 50 times faster”, “10 to 100 times” | Not a property of GPUs. For 708 image models 11 to 311 (recorded; GPU in AMP and batches, CPU in fp32 and single images). Below 1 for small work. |
 # | “A CPU has 24 cores, a GPU 6912.” | A CUDA core is a lane. In lanes a desktop CPU has hundreds. |
 # | “95 % parallel makes 20 times.” | The limit for infinitely many workers. With 8: 5.9. |
 # | “Most operations are limited by bandwidth.” | True by number in the ResNet-50 and the BERT layer above. |
@@ -624,9 +628,10 @@ gpulab.quiz(1)
 #    latency, so small work cannot be fast.
 # 3. Large matrix products suit a GPU because each number is used many times. A large elementwise operation
 #    uses it once, and waits for memory.
-# 4. What stays sets the limit: loading, launches, copies, and the bytes between the products.
-# 5. The CPU can win on small work, on cheap work with the host's data, and on tiny networks. If you read a
-#    speed-up, ask for model, format and batch on both sides.
+# 4. What the GPU does not speed up sets the limit: loading, launches, copies, bytes between
+#    products.
+# 5. The CPU can win on small work, on cheap work with data on the host, and on tiny networks. Of
+#    any speed-up, ask for model, format and batch on both sides.
 
 # %% next [markdown]
 # ## What next
