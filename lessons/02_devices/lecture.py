@@ -83,7 +83,7 @@ print("this script would use:", chosen)
 # | NVIDIA | `cuda` | `torch.cuda` | |
 # | AMD (ROCm build) | `cuda` | `torch.cuda` | the same names; `torch.version.hip` is set |
 # | Intel | `xpu` | `torch.xpu` | |
-# | Apple | `mps` | `torch.mps` | one device; no float64; `PYTORCH_ENABLE_MPS_FALLBACK=1` sends to the CPU what MPS lacks |
+# | Apple | `mps` | `torch.mps` | one device; no float64; `PYTORCH_ENABLE_MPS_FALLBACK=1` runs on the CPU what MPS lacks |
 #
 # `torch.accelerator` has what all of them share, such as `device_count` and `synchronize`. What only one of them has stays
 # in its own module. Guard such calls with `if device.type == "cuda"`.
@@ -114,8 +114,8 @@ with gpulab.without_gpu():
 # %% none-answer [markdown]
 # Two of the calls that do *not* fail are traps:
 #
-# - `current_accelerator()` names what this PyTorch was **built** for. A CUDA build says `cuda` on a laptop, too. So ask
-#   with `check_available=True`.
+# - `current_accelerator()` names what this PyTorch was **built** for. A CUDA build says `cuda` even without a GPU. So
+#   ask with `check_available=True`.
 # - `memory_allocated()` says 0. A log full of zeros looks like a small model.
 #
 # The message depends on the machine: “Found no NVIDIA driver” (CUDA build, no driver), “No CUDA GPUs are available” (a
@@ -153,8 +153,8 @@ print(f"16 MiB: copied in {copied:.3f} ms, made there in {made:.3f} ms ({gpu.num
 # %% tensor-text [markdown]
 # ## What .to does to a tensor
 #
-# Many pages say that `.to` returns a new tensor. Here is a float32 tensor, already on the GPU, and six calls:
-# `x.to("cuda")`, `x.to("cuda:0")`, `x.cuda()`, `x.to(device, torch.float32)`, `x.to(torch.float16)` and
+# Many pages say that `.to` returns a new tensor. Here is a float32 tensor `x` on `cuda:0`, which is also `device`, and
+# six calls: `x.to("cuda")`, `x.to("cuda:0")`, `x.cuda()`, `x.to(device, torch.float32)`, `x.to(torch.float16)` and
 # `x.to(device, copy=True)`.
 
 # %% tensor-predict
@@ -174,8 +174,9 @@ copies_guess.compare(copies, because=why)
 # %% tensor-explain [markdown]
 # If nothing changes, `.to` returns `x` itself. So you can write `.to(device)` everywhere: the second call is free.
 #
-# There is a trap. A function that changes its batch in place changes the caller's data on the CPU, where `.to("cpu")`
-# copies nothing. On the GPU it changes its own copy. The tests pass on one machine and fail on the other.
+# There is a trap in a function that moves its batch and then changes it in place. On the CPU, where `.to` copies
+# nothing, it changes the caller's data. On the GPU it changes its own copy. The tests pass on one machine and fail on
+# the other.
 #
 # `torch.from_numpy` shares its array's memory in the same way, until a `.to` that really copies.
 #
@@ -211,8 +212,8 @@ print("the same parameter:", resnet.conv1.weight is weight, "· its gradient:", 
 print("the same buffer:", resnet.bn1.running_mean is mean, "· under its old name:", mean.device)
 
 # %% model-explain [markdown]
-# Each `Parameter` stays the same object and gets other memory, and its gradient goes along. For a buffer, the module
-# gets a **new** tensor.
+# Each `Parameter` stays the same object with other memory, and its gradient goes along. For a buffer, the module gets a
+# **new** tensor.
 #
 # What is not registered stays behind. There are three ways to register: an `nn.Parameter`, a buffer, a submodule.
 #
@@ -225,9 +226,9 @@ print("the same buffer:", resnet.bn1.running_mean is mean, "· under its old nam
 # self.rest = nn.ModuleList([nn.Linear(32, 10)])
 # ```
 #
-# A buffer is not trained, but saved with the model, unless you write `persistent=False`. And the list did more harm than
-# you saw: its layer was in no `parameters()`, so no optimizer would have trained it, and in no checkpoint. On a CPU
-# nothing would have failed.
+# A buffer is not trained. It is saved with the model, unless you write `persistent=False`. And the list did more harm
+# than you saw: its layer was missing from `parameters()`, so no optimizer would have trained it, and from every
+# checkpoint. On a CPU nothing would have failed.
 #
 # If `forward` needs a tensor only once, make it there, on the device of its input: `torch.arange(n, device=x.device)`.
 
@@ -304,11 +305,12 @@ print("trained:", trained(resnet, optimizer), "of 62 parameters, and no error")
 
 # %% optimizer-verdict [markdown]
 # The optimizer still holds the old parameters. They get no gradient, so it skips them. The new ones get gradients and
-# never move: the loss does not fall, and that is the only sign. A model that was built on `meta` and filled later is
+# never change: the loss does not fall, and that is the only sign. A model that was built on `meta` and filled later is
 # another such case.
 #
 # So keep the rule, **model first, optimizer second**, for another reason: state stays behind, and some operations
-# replace parameters. When you resume, `optimizer.load_state_dict` comes last. It moves the state to the parameters.
+# replace parameters. When you resume, `optimizer.load_state_dict` comes last. It moves the state to the parameters'
+# device.
 #
 # **Your turn** · 3 minutes. Put the five lines in an order that works. The checkpoint is on the CPU, and `device` is a
 # GPU.
@@ -341,9 +343,9 @@ gpulab.turn.resume_in_order(resume)
 # hidden copy in a loop would cost more than an error. The rule: **all tensors of an operation are on the same device.**
 # It has exceptions.
 #
-# In these ten expressions, `g`, `n` and `j` are on the GPU, `c`, `s` and `i` on the CPU; `n` and `s` are
-# 0-dimensional, `i` and `j` are indices: `g + c`, `g + 2`, `g + s`, `c + n`, `g[i]`, `c[j]`, `g.index_select(0, i)`,
-# `g[c > 0]`, `g.copy_(c)`, `torch.cat([g, c])`.
+# In these ten expressions, `g`, `n` and `j` are on the GPU, `c`, `s` and `i` on the CPU. `g` and `c` have three
+# elements, `n` and `s` are 0-dimensional, `i` and `j` are indices: `g + c`, `g + 2`, `g + s`, `c + n`, `g[i]`, `c[j]`,
+# `g.index_select(0, i)`, `g[c > 0]`, `g.copy_(c)`, `torch.cat([g, c])`.
 
 # %% together-predict
 refused_guess = gpulab.predict("How many of the ten expressions are refused?")
@@ -365,7 +367,7 @@ refused_guess.compare(refused, because="Numbers, indices in brackets and copy_ m
 # %% together-explain [markdown]
 # - In elementwise operations, a **0-dimensional CPU tensor** counts as a number: its value goes along with the launch.
 #   The other way round, in `c + n`, the host would have to wait for the GPU.
-# - **Indices in brackets** may be on the CPU. PyTorch copies them over each time. For integers the host waits.
+# - **Indices in brackets** may be on the CPU. PyTorch copies them over each time. For integer indices the host waits.
 # - **`copy_`** is made for crossing.
 #
 # Other messages name an argument. A `Linear` says “but got mat1 is on cpu, different from other tensors”: `mat1` is your
@@ -375,11 +377,11 @@ refused_guess.compare(refused, because="Numbers, indices in brackets and copy_ m
 # %% simulator-text [markdown]
 # ### See it move
 #
-# Three tensors, a bus, a GPU. In the simulator `weights` has gone to the GPU, and `bias` has not.
+# The simulator has three tensors, a bus and a GPU. `weights` has gone to the GPU, `bias` has not.
 #
 # 1. Add `bias to GPU` before the sum. What part of its time on the bus is latency?
-# 2. Let the copy get *the same name*. What happens to the first `weights` in host memory?
-# 3. Let it get *its place in a module*. Why does one command now move both?
+# 2. Give the copy *the same name*. What happens to the first `weights` in host memory?
+# 3. Give it *its place in a module*. Why does one command now move both?
 
 # %% simulator
 gpulab.sim.transfers(script="weights to GPU; weights + bias")
@@ -409,7 +411,7 @@ for code in ["w.numpy()", "w.cpu().numpy()", "w.detach().cpu().numpy()", "half.n
 # %% several-text [markdown]
 # ## Several GPUs
 #
-# `cuda:1` is the second GPU. And `cuda`? This section uses two virtual T4s, also where you have a real GPU.
+# `cuda:1` is the second GPU. And `cuda`? This section uses two virtual T4s, even if you have a real GPU.
 
 # %% several-predict
 move_guess = gpulab.predict('x, of 4 MiB, is on cuda:1. How many MiB does x.to("cuda") copy?')
@@ -439,7 +441,7 @@ move_guess.compare(copied, "virtual", because=why)
 # CUDA counts the fastest GPU first, `nvidia-smi` by slot. With unequal GPUs set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, too.
 
 # %% several-turn-text [markdown]
-# **Your turn** · 2 minutes. `padding` says which positions of a batch are behind the end of their sequence. It was
+# **Your turn** · 2 minutes. `padding` says which positions of a batch are past the end of their sequence. It was
 # written on a laptop. Change it, so that its mask is on the device of `x`, whatever that is. Name no device.
 
 # %% several-turn tags=["your-turn"]
@@ -468,8 +470,8 @@ gpulab.devices.print_tensor_info(model.mean, "mean")
 print(gpulab.devices.verify_model_device(model, device))
 
 # %% see-stray-text [markdown]
-# It passes, although `mean` is on the CPU. These functions see what is registered, as `.to` does. Plain tensors are
-# among Python's attributes:
+# It passes, although `mean` is on the CPU. These functions see what is registered, as `.to` does. A plain tensor is an
+# ordinary Python attribute:
 
 # %% see-stray
 for name, module in model.named_modules():
@@ -496,8 +498,8 @@ except IndexError as error:
     print("IndexError:", error)
 
 # %% late-write-text [markdown]
-# Exact, and at once. Now the same on a GPU. A failed assertion makes the GPU unusable for its process, so this goes into
-# a script of its own:
+# The message is exact and comes at once. Now the same on a GPU. A failed assertion makes the GPU unusable for its
+# process, so this goes into a script of its own:
 
 # %% late-write
 import pathlib
@@ -540,10 +542,10 @@ why = "Nobody waits for the kernel, and a shape needs no values. The next launch
 line_guess.compare(run(script, CUDA_LAUNCH_BLOCKING="0"), gpu.numbers, because=why)
 
 # %% late-explain [markdown]
-# On a real GPU it may be later still, at a `.item()` or in the optimizer. The message says so itself: “the stacktrace
-# below might be incorrect”.
+# On a real GPU the blamed line may come later still, at a `.item()` or in the optimizer. The message says so itself:
+# “the stacktrace below might be incorrect”.
 #
-# **And the GPU is lost to this process.** Not even a new tensor works. NVIDIA's documentation is plain: terminate the
+# **And the GPU is lost to this process.** Not even a new tensor works. NVIDIA's documentation says: terminate the
 # process and start it again (in Jupyter: *Restart Kernel*). You cannot catch the error and go on to the next batch.
 #
 # To find the line, make every launch wait for its kernel. `CUDA_LAUNCH_BLOCKING=1` is read when CUDA starts, so set it
@@ -558,9 +560,9 @@ blamed = run(script, CUDA_LAUNCH_BLOCKING="1")
 # %% late-remedies [markdown]
 # Three ways to the line, cheapest first:
 #
-# 1. **Read what the kernel wrote** to stderr (in Jupyter look in the terminal, too). `t >= 0 && t < n_classes` is a
-#    label. `vectorized gather kernel index out of bounds` and `srcIndex < srcSelectDimSize` mean rows taken by number, as
-#    in an embedding. `index out of bounds` is another index in brackets.
+# 1. **Read what the kernel wrote** to stderr (in Jupyter look in the terminal, too). `t >= 0 && t < n_classes` means a
+#    wrong label. `vectorized gather kernel index out of bounds` and `srcIndex < srcSelectDimSize` mean a wrong row
+#    number, as in an embedding. `index out of bounds` means any other index in brackets.
 # 2. **Run the step on the CPU.** It checks at the call, and often names the value.
 # 3. **`CUDA_LAUNCH_BLOCKING=1`**, or `torch.cuda.synchronize()` behind each suspicious line. Both are slow: for
 #    debugging only.
@@ -589,11 +591,11 @@ print("computed on", loss.device)
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
-# **A device line with a hole in it.** One tutorial's line lacks its `else`, which is a syntax error. Another script falls
-# back to the CPU, and then calls `.cuda()` all the same.
+# **Half a fallback.** One tutorial's device line lacks its `else`, which is a syntax error. Another script falls back
+# to the CPU, and then calls `.cuda()` all the same.
 #
-# **A parameter that is moved in the constructor.** `.to` is an operation of autograd. If it copies, it returns a result,
-# no longer an `nn.Parameter`:
+# **A parameter that is moved in the constructor.** `.to` is an operation of autograd. If it copies, its result is an
+# ordinary tensor, not an `nn.Parameter`:
 
 # %% mistake-parameter
 class Scale(nn.Module):
