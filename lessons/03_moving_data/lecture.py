@@ -29,8 +29,7 @@ device = gpu.device
 # ## A question worth asking
 #
 # How fast is this GPU at a matrix product? A product of two n × n matrices takes $2n^3$ operations.
-# So run one, stop the time, and divide. A T4's data sheet promises 8.1 TFLOP/s in fp32, an A100's
-# 19.5.
+# So run one, time it, and divide. A T4's data sheet promises 8.1 TFLOP/s in fp32, an A100's 19.5.
 
 # %% question-predict
 rate_guess = gpulab.predict("What rate will the next cell report?", unit="TFLOP/s")
@@ -52,7 +51,7 @@ rate_guess.compare(round(2 * n**3 / fastest / 1e12), gpu.numbers, because=why)
 
 # %% question-answer [markdown]
 # No GPU does that in fp32. With a smaller matrix, the same mistake gives a plausible number, which
-# ends up in a report. This lesson is about the time between asking and having.
+# ends up in a report. This lesson is about the time between asking for a result and having it.
 
 # %% queue-text [markdown]
 # ## The launch queue
@@ -78,11 +77,11 @@ gpulab.timing.timeline(lambda: busy()[-1].sum().item())
 # %% queue-explain [markdown]
 # The launches are the thin line at the start. Then `.item()` needs a number, and the host waits.
 #
-# `torch.cuda.synchronize()` waits too: until all that is queued on the device, in all streams, has
-# been done. Outside of debugging you need it in two places: around a host's clock, and before you
-# read memory that an asynchronous copy fills.
+# `torch.cuda.synchronize()` waits too: it returns when all that is queued on the device, in all
+# streams, is done. Outside of debugging you need it in two places: around a host's clock, and
+# before you read memory that an asynchronous copy fills.
 #
-# The queue has an end. After about a thousand launches (observed, not documented) the host waits
+# The queue has a limit. After about a thousand launches (observed, not documented) the host waits
 # for room. A timer without `synchronize` then sees part of the truth, and is believed.
 
 # %% simulator-queue-text [markdown]
@@ -130,8 +129,8 @@ def clock_ms(work):
 gpulab.turn.honest_clock(clock_ms)
 
 # %% clock-events-text [markdown]
-# Here is the other way. Repeat it and quote the **median**: single runs are disturbed, and a mean
-# is dragged by the worst of them.
+# Here is the other way. Repeat it and quote the **median**: other work disturbs single runs, and
+# the slowest of them pull up a mean.
 
 # %% clock-run
 def gpu_ms(work):
@@ -152,12 +151,12 @@ print(f"median: {2 * n**3 / np.median(calls) / 1e9:.1f} TFLOP/s ({gpu.numbers})"
 # %% clock-warm-text [markdown]
 # The rate is below the data sheet's, as it should be. One trap is left: the **first** call. It
 # takes memory from the driver. In a new process it also loads the kernel's code and creates the
-# libraries' handles, and autotuning runs in it, where it is on. So call the work a few times before
-# the clock starts.
+# libraries' handles, and tunes algorithms if that is switched on. So call the work a few times
+# before the clock starts.
 #
 # Write this timer once (the first exercise), and then use a tool: `torch.utils.benchmark.Timer`, or
-# `gpulab.timing.measure`, which warms up and tells the spread. Time calls of a few microseconds a
-# hundred at a time. Alone, they show their launch.
+# `gpulab.timing.measure`, which warms up and shows the spread. Time calls of a few microseconds in
+# groups of a hundred: alone, they show only their launch.
 
 # %% clock-measure
 def ms(work):
@@ -169,8 +168,8 @@ gpulab.timing.measure(lambda: a @ b, repeat=5)
 # %% sheet-text [markdown]
 # ## Beat the datasheet
 #
-# Three benchmarks of the same product. All of them use events and a warm-up, and divide by the same
-# $2n^3$. At least one is a lie. Which one do you believe?
+# Here are three benchmarks of the same product. All of them use events and a warm-up, and divide by
+# the same $2n^3$. At least one is a lie. Which one do you believe?
 
 # %% sheet-run
 side = torch.cuda.Stream()
@@ -189,16 +188,16 @@ for name, work in ("1", in_side_stream), ("2", lambda: a16 @ b16), ("3", lambda:
 
 # %% sheet-explain [markdown]
 # *1* has a good clock in the wrong place. The events are in the current stream, the product is in
-# another, and nothing makes the one wait for the other. *2* is true and answers another question:
-# fp16 on tensor cores, set beside a peak for fp32. *3* is what was asked for. More ways to report
-# too much:
+# another, and nothing makes the one wait for the other. *2* is true, but answers another question:
+# how fast tensor cores are in fp16. *3* is what was asked for. More ways to report too much:
 #
 # - **Time on zeros.** An H200 did 769 to 798 TFLOP/s on random numbers and 894 on zeros (recorded,
 #   8192³ in bf16). Bits that do not flip take less power, so the clock stays higher.
-# - **Stop early.** *2* runs for a moment. In a loop, at its limit of 70 W, a T4 does 24 TFLOP/s
-#   (recorded).
+# - **Stop early.** *2* runs for a moment only. In a loop, a T4 reaches its limit of 70 W and does
+#   24 TFLOP/s (recorded).
 #
-# Compare each rate with the right peak, as `gpulab.timing.mfu` does; it refuses rates well above.
+# Compare each rate with the right peak, as `gpulab.timing.mfu` does; it raises an error if the rate
+# is well above.
 
 # %% bridge-text [markdown]
 # ## Two memories and a bridge
@@ -238,9 +237,9 @@ print(f".to(device).float()        {ms(lambda: pixels.to(device).float()):5.2f} 
 #
 # $$t(\text{bytes}) = \text{latency} + \frac{\text{bytes}}{\text{bandwidth}}$$
 #
-# The virtual GPU's copies keep to this line, since its model is the line. So try it on copies of a
-# Quadro RTX 6000, recorded from C, a hundred queued at a time. (*Pinned* and *pageable* memory are
-# the next section.) From pinned memory, a copy there takes some 8 µs, and then moves 12 GB/s.
+# The virtual GPU's copies follow this line by construction. So test it on recorded copies: a C
+# program on a Quadro RTX 6000, a hundred copies queued at a time. (*Pinned* and *pageable* memory
+# are the next section.) From pinned memory, a copy takes some 8 µs there, and then moves 12 GB/s.
 # Compare many small ones with a large one:
 
 # %% cost-predict
@@ -272,9 +271,9 @@ gpulab.style.show(figure, alt="Time over size: flat up to some 8 kB, then rising
 # %% cost-explain [markdown]
 # No copy here is more than a sixth off its line.
 #
-# The line bends where the bytes take as long as the latency: at latency × bandwidth, 90 kB here for
-# pinned memory. Far below that size, **make fewer copies**. Far above it, only bytes count. A
-# thousand rows of 4 kB on your GPU, one by one and at once:
+# On these axes the line bends where the bytes take as long as the latency: at latency × bandwidth,
+# here 90 kB for pinned memory. Far below that size, **make fewer copies**. Far above it, only bytes
+# count. A thousand rows of 4 kB on your GPU, one by one and at once:
 
 # %% cost-many
 rows = torch.zeros(1000, 1000).pin_memory()
@@ -307,15 +306,16 @@ for name, way in ways.items():
     print(f"{name:<40} first {gpu_ms(way):5.1f} ms, later {ms(way):4.1f} ms ({gpu.numbers})")
 
 # %% pinned-explain [markdown]
-# The line that looks most careful is the slowest, at least the first time. It locks fresh pages
-# (PyTorch keeps pinned blocks, so later calls cost less). And nothing is pipelined: the driver
-# sends one piece while it stages the next, but here the transfer begins after the last byte has
-# been copied. PyTorch's guide measured up to 2 times the time of `x.to(device)`. (The virtual GPU's
-# factors are assumed.)
+# The line that looks most careful is the slowest, by far in its first call. It locks fresh pages
+# (PyTorch keeps pinned blocks, so later calls cost less). And nothing is pipelined. In a pageable
+# copy the driver sends one piece while it stages the next; here the transfer begins after the last
+# byte has been copied. PyTorch's guide measured up to 2 times the time of `x.to(device)`. (The
+# virtual GPU's factors are assumed.)
 #
 # Pinned memory pays where the pinning is done **beforehand, or by somebody else**. A `DataLoader`
-# with `pin_memory=True` pins for you, with workers in a thread of its own. A buffer that you fill
-# again and again is pinned once. Locked pages cannot be swapped, so pin batches, not data sets.
+# with `pin_memory=True` pins for you, in a thread of its own if it has workers. A buffer that you
+# fill again and again is pinned once. Locked pages cannot be swapped, so pin batches, not data
+# sets.
 
 # %% fetch-turn-text [markdown]
 # **Your turn** · 2 minutes. The everyday form has two halves: the loader pins, and the loop copies
@@ -339,8 +339,9 @@ gpulab.turn.everyday_form(fetch)
 # %% waits-text [markdown]
 # ## Who waits for a copy
 #
-# `non_blocking=True` says that *PyTorch* need not wait. Whether the *driver* has to depends on the
-# memory. The next cell queues three long products and then copies 1 MB, in four ways.
+# `non_blocking=True` says that *PyTorch* need not wait. Whether the *driver* waits depends on the
+# memory. The next cell queues three long products and then copies 1 MB, in four ways: from pageable
+# and from pinned memory, without and with the flag.
 
 # %% waits-predict
 wait_guess = gpulab.predict("In how many of the four ways can the host go on at once?")
@@ -361,20 +362,21 @@ pinned source with the flag is sure to let the host go."""
 wait_guess.compare(sum(one < max(waited) / 2 for one in waited), gpu.numbers, because=why)
 
 # %% waits-explain [markdown]
-# So every plain `.to(device)` in a training loop waits. About the flag on pageable memory, tutorials
-# disagree: it “may be slower”, or “the CPU continues immediately”. The driver has to stage the
-# bytes either way, at once or after a wait. The virtual T4 waits. An H200 staged this MB and went
-# on after 0.25 ms (recorded). For many small tensors the flag saves time, by PyTorch's guide: the
-# host does not wait for each.
+# So every plain `.to(device)` in a training loop waits. Tutorials disagree about the flag on
+# pageable memory: it “may be slower”, or “the CPU continues immediately”. The driver has to stage
+# the bytes either way, at once or after a wait. The virtual T4 waits. An H200 staged this MB and
+# went on after 0.25 ms (recorded). For many small tensors the flag saves time, according to
+# PyTorch's guide: the host does not wait for each.
 
 # %% back-text [markdown]
-# From the GPU to the host, the flag is **dangerous**. `y.to("cpu", non_blocking=True)` returns at once,
-# with pinned memory that is still being filled. Until then a real GPU lets you read whatever stood
-# there, without an error. (The virtual GPU has its values at once.) Synchronise before you read, or
-# wait for an event. The same holds for the source of a copy *to* the GPU: do not fill a pinned
-# buffer anew while its copy is under way.
+# From the GPU to the host, the flag is **dangerous**. `y.to("cpu", non_blocking=True)` returns at
+# once, with pinned memory that is still being filled. Until it is filled, a real GPU lets you read
+# whatever stood there, without an error. (The virtual GPU has its values at once.) Synchronise
+# before you read, or wait for an event. The same holds for the source of a copy *to* the GPU: do
+# not fill a pinned buffer anew while its copy is under way.
 #
-# And a slice with gaps, such as `pinned[:, :100]`, is made contiguous first, in ordinary memory.
+# And a slice with gaps, such as `pinned[:, :100]`, is made contiguous first, in ordinary memory,
+# and copied from there.
 
 # %% streams-text [markdown]
 # ## Two streams at once
@@ -409,7 +411,7 @@ gpulab.timing.timeline(lambda: one_stream(batches, step))
 #
 # - `main.wait_stream(side)`: what `main` is given **from here on** starts after what `side` has
 #   been given **so far**. The host does not wait. Without it, kernels may read a batch that is not
-#   there yet: right on most days, garbage on some, and no error says so.
+#   there yet. Results are right on most days, garbage on some, and no error says so.
 # - `batch.record_stream(main)`: the memory belongs to `side`, but `main` uses it. Without it, the
 #   allocator may give a dropped batch's memory to the next copy, while `main` may still be reading.
 
@@ -435,8 +437,8 @@ def ahead(batch, side):
 gpulab.turn.safe_in_two_streams(ahead)
 
 # %% streams-order [markdown]
-# In a loop, their place matters: `main` waits for batch *i* **before** `side` is given batch *i + 1*.
-# Otherwise it waits for both.
+# In a loop, the place of these lines matters: `main` waits for batch *i* **before** `side` is given
+# batch *i + 1*. Otherwise it waits for both.
 
 # %% streams-side
 def two_streams(batches, step, side):
@@ -460,8 +462,8 @@ gpulab.timing.timeline(lambda: two_streams(batches, step, side))
 # With overlap a step takes about the *longer* of copy and computation, not their sum. That is at
 # best half, if both take equally long.
 #
-# What does it bring for ResNet-18, on a virtual A100? A batch of 64 images in float32 has 38.5 MB,
-# and PCIe 4 moves 32 GB/s by its data sheet. Forward and backward take about 17 ms.
+# How much does ResNet-18 gain, on a virtual A100? A batch of 64 images in float32 has 38.5 MB, and
+# PCIe 4 moves 32 GB/s by its data sheet. Forward and backward take about 17 ms.
 
 # %% streams-predict
 hidden_guess = gpulab.predict("By how much does a second stream shorten this step?", unit="%")
@@ -506,7 +508,7 @@ gpulab.sim.pipeline(load=1, spread=0, workers=4, batch=256, compute=40)
 # ## Hidden waits
 #
 # Wherever Python needs a *value* that the GPU has not computed yet, the host waits, and no word in
-# the line says so. Eight harmless lines:
+# the line says so. Here are eight lines that look harmless:
 
 # %% hidden-lines
 v = torch.randn(1000, device=device)
@@ -535,14 +537,14 @@ size, and torch.tensor of a list is a default copy from pageable memory (torch.f
 lines_guess.compare(len(found), gpu.numbers, because=why)
 
 # %% hidden-explain [markdown]
-# `nonzero`, `unique` and `masked_select` wait, too. On a real GPU, `syncs` asks PyTorch, as you
-# can: after `torch.cuda.set_sync_debug_mode("warn")`, each such line warns that it `called a
+# `nonzero`, `unique` and `masked_select` wait, too. On a real GPU, `syncs` asks PyTorch, as you can
+# yourself: after `torch.cuda.set_sync_debug_mode("warn")`, each such line warns that it `called a
 # synchronizing CUDA operation`, and `"error"` stops there. Both miss copies for which the *driver*
 # holds the host, and parts of `torch.distributed`.
 
 # %% log-turn-text [markdown]
 # **Your turn** · 3 minutes. This loop waits twice for each batch. Let it return the same two
-# numbers without a wait before the last batch is queued. No graph may be kept.
+# numbers without a wait before the last batch is queued. Keep no graph.
 
 # %% log-turn tags=["your-turn"]
 def log(step, batches):
@@ -565,7 +567,7 @@ gpulab.turn.no_wait_in_the_loop(log)
 # %% hidden-cost-text [markdown]
 # What does a wait cost? By the host's clock, most of a step “is” in `loss.item()`: there the host
 # waits for work that has to be done anyway. Take the ResNet-18 again, with its 64 images on the
-# virtual A100. (Without values, `synchronize` stands in for `.item()`.)
+# virtual A100. (It computes no values here, so `synchronize` stands in for `.item()`.)
 
 # %% hidden-cost-predict
 item_guess = gpulab.predict("How much shorter is the step without loss.item()?", unit="%")
@@ -582,7 +584,7 @@ item_guess.compare(round(100 * (1 - two / one), 1), "virtual", because=why)
 # %% hidden-cost-explain [markdown]
 # After a wait the queue is empty. Beside a long step that costs little; it costs more if the host
 # loads and augments between two steps. And it adds up with a wait per *parameter*. Here are the
-# norms of ResNet-18's gradients, read by 62 waits and by one, and a picture of the first nine
+# norms of ResNet-18's gradients, read with 62 waits and with one, and a picture of the first nine
 # waits:
 
 # %% hidden-metrics
@@ -598,10 +600,10 @@ gpulab.timing.timeline(lambda: [g.norm().item() for g in gradients[:9]])
 # | you will read | verdict |
 # |---|---|
 # | “`non_blocking=True` overlaps transfer and compute.” | It frees the host, from pinned memory. Overlap needs a second stream. |
-# | “Asynchronous copies of unpinned memory may be slower.” | About as long, and sooner for many small ones. Pinning in the same line is slower. |
+# | “Asynchronous copies of unpinned memory may be slower.” | They take about as long, and less time for many small tensors. Pinning in the same line is slower. |
 # | “The first iteration is slow because kernels are compiled.” | Hardly in eager mode: memory is taken, code loaded, handles made, algorithms tried. |
 # | “Call `synchronize` to be safe.” | Around a clock, and before you read an asynchronous copy. Elsewhere it is one more wait, or for debugging. |
-# | “`pin_memory=True` always helps.” | With a thread that pins ahead and copies that do not block. |
+# | “`pin_memory=True` always helps.” | Only with a thread that pins ahead and copies that do not block. |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
@@ -636,7 +638,7 @@ gpulab.quiz(3)
 # 3. Pinned memory is faster, and asynchronous with `non_blocking`, if something pins *ahead*.
 # 4. `non_blocking` frees the host. Overlap needs a side stream, with `wait_stream` and
 #    `record_stream`, and pays where copies are a large part of the step.
-# 5. The host waits where it needs a value, or a size that depends on values. What is lost is its
+# 5. The host waits where it needs a value, or a size that depends on values. What it loses is its
 #    head start.
 
 # %% next [markdown]
