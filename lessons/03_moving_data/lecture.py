@@ -196,8 +196,8 @@ for name, work in ("1", in_side_stream), ("2", lambda: a16 @ b16), ("3", lambda:
 # - **Stop early.** *2* runs for a moment only. In a loop, a T4 reaches its limit of 70 W and does
 #   24 TFLOP/s (recorded).
 #
-# Compare each rate with the right peak, as `gpulab.timing.mfu` does; it raises an error if the rate
-# is well above.
+# Compare each rate with the right peak, as `gpulab.timing.mfu` does; it raises an error above 100
+# %.
 
 # %% bridge-text [markdown]
 # ## Two memories and a bridge

@@ -54,8 +54,8 @@ one_guess.compare(allocated, gpu.numbers, because="Memory is handed out in units
 
 # %% question-answer [markdown]
 # All four are right. PyTorch fetches memory from the driver in larger pieces than you ask for, and keeps the rest for
-# later: *reserved*. The driver also counts the **CUDA context**: kernels, page tables and stacks of your process, and
-# all that other processes hold. The context of the virtual T4 is an assumption, 300 MiB; an H200 had 518 (recorded).
+# later: *reserved*. The driver also counts what other processes hold, and the **CUDA context**: kernels, page tables
+# and stacks of your process. The virtual T4's context of 300 MiB is an assumption; an H200's had 518 MiB (recorded).
 
 # %% four-text [markdown]
 # ## Four numbers for one GPU
@@ -92,18 +92,18 @@ del x
 # | driver's | `torch.cuda.mem_get_info()`, `nvidia-smi` | the whole GPU, all processes | when a process gives memory back |
 #
 # `del y` lowers *allocated* and nothing else: the block goes to PyTorch's cache. `empty_cache()` gives cached memory
-# back to the driver. **It frees no tensor**, so *allocated* does not move. A request fails when no cached block is large
-# enough and the driver has too little left. You can act on *allocated*.
+# back to the driver. **It frees no tensor**, so *allocated* does not move. A request fails when no cached block is
+# large enough and the driver has too little left. What helps then is to lower *allocated*.
 
 # %% units-text [markdown]
-# The driver's number without *reserved* is the context, memory of libraries such as NCCL, and **other processes**, often
-# your own forgotten notebooks; `nvidia-smi` lists all.
+# The driver's number without *reserved* is the context, memory of libraries such as NCCL, and **other processes**,
+# often your own forgotten notebooks; `nvidia-smi` lists them.
 #
 # **GB** is 10⁹ bytes, **GiB** is 2³⁰: 7.4 % more. Model sizes are given in GB, PyTorch's messages use GiB and MiB,
 # `nvidia-smi` MiB. This course divides by 2²⁰ and writes MiB.
 #
 # **Your turn** · 2 minutes. A tensor is a view of a *storage*, and the storage holds the memory. Here a row of 1 MiB
-# keeps a matrix of 100. Two lines reduce *reserved* to what the row needs, while the row stays alive.
+# keeps a matrix of 100 MiB alive. Two lines reduce *reserved* to what the row needs, while the row stays alive.
 
 # %% row-turn tags=["your-turn"]
 def lean_row():
@@ -132,8 +132,8 @@ gpulab.turn.lean_row(lean_row)
 # | activations: what the forward pass keeps for backward | grows with the batch | from forward to backward |
 #
 # In a language model one tensor deserves its own name: the **logits**, one number for each token *and each word of
-# the vocabulary*. Here is a small GPT with GPT-2's vocabulary. Its head uses the weights of the
-# token embedding, and it has no positions.
+# the vocabulary*. Here is a small GPT with GPT-2's vocabulary. Its head uses the weights of the token embedding, and
+# it has no position embeddings.
 
 # %% gpt
 VOCABULARY, TOKENS = 50_257, 64
@@ -183,20 +183,20 @@ del logits
 optimizer.zero_grad()
 
 # %% buckets-explain [markdown]
-# **In one dtype, logits outweigh the embedding as soon as the batch has more tokens than the model is wide.** Llama 3 has
-# 128,256 words: 8192 tokens make 4.2 GB of float32 logits (computed).
+# **In the same dtype, the logits are larger than the embedding as soon as the batch has more tokens than the model
+# has dimensions.** Llama 3 has 128,256 words: 8192 tokens make 4.2 GB of float32 logits (computed).
 #
 # Shared weights count once, and `parameters()` gives them once. Buffers are not in
 # `parameters()`. Adam also has a step counter per tensor, by default on the CPU.
 
 # %% amp-explain [markdown]
-# Does mixed precision halve these buckets? Under `torch.autocast`, weights, gradients and Adam's moments stay float32.
-# What operations compute in between can be 16 bit, the logits among them (lesson 07).
+# Does mixed precision halve these buckets? Under `torch.autocast`, weights, gradients and Adam's moments stay
+# float32. What operations compute in between can have 16 bits, the logits among them (lesson 07).
 #
 # ### The fullest moment
 #
-# The buckets are not all full at the same time, so their sum is not the peak. When is the step at its fullest? Which
-# tensors are as large as the logits, and which of them exist together?
+# The buckets are not all full at the same time, so their sum is not the peak. When in the step is memory fullest?
+# Which tensors are as large as the logits, and which of them exist together?
 
 # %% peak-predict
 peak_guess = gpulab.predict(
@@ -223,19 +223,20 @@ peak_guess.compare(ratio, gpu.numbers, because="As backward begins, three are al
 # then a fourth such tensor is alive at the peak. Write `loss = criterion(model(x), y)`, or `del logits` before
 # `backward()`.
 #
-# This model is narrow, and its vocabulary is large. In GPT-2 small, 8 texts of 1024 tokens make four tensors of 1.5 GiB,
-# half of a peak of 12.4 GiB (virtual: the simulator below, which names them). The other activations grow with depth and
-# width, the logits do not: the larger the model, the smaller their share.
+# This model is narrow, and its vocabulary is large. In GPT-2 small, 8 texts of 1024 tokens make four tensors of 1.5
+# GiB, half of a peak of 12.4 GiB (virtual: the simulator below, which names them). The other activations grow with
+# depth and width, the logits do not: the larger the model, the smaller the logits' share.
 
 # %% seven-text [markdown]
 # ## Seven billion parameters
 #
-# Float32 training with Adam takes 4 bytes for the weight, 4 for its gradient, 8 for the two moments. **16 bytes per parameter**, before the first activation.
+# Float32 training with Adam takes 4 bytes for the weight, 4 for its gradient, 8 for the two moments: **16 bytes per
+# parameter**, before the first activation.
 
 # %% seven-turn-text [markdown]
 # **Your turn** · 3 minutes. In fine-tuning some layers are *frozen*: `p.requires_grad` is False, backward makes no
-# gradient for them, and Adam gets the other parameters only. How many bytes do weights, gradients and moments have then?
-# Gradients and moments have their weight's dtype, here float32 or bf16, and `p.nbytes` knows it.
+# gradient for them, and Adam gets the other parameters only. How many bytes do weights, gradients and moments take
+# then? Gradients and moments have their weight's dtype, here float32 or bf16; `p.nbytes` takes that into account.
 
 # %% seven-turn tags=["your-turn"]
 def held_bytes(model):
@@ -268,9 +269,9 @@ for options in ({}, {"fused": True}):
     optimizer.zero_grad()
 
 # %% seven-step-explain [markdown]
-# On a GPU, AdamW by default handles many parameters together (`foreach`), and its intermediate result is as large as
-# the weights: **20 bytes per parameter for a moment.** `fused=True` needs nothing extra: at 7 billion
-# parameters 112 GB instead of 140 (computed).
+# On a GPU, AdamW by default handles many parameters together (`foreach`), and their intermediate results are as large
+# as the weights: **20 bytes per parameter for a moment.** `fused=True` needs nothing extra: at 7 billion parameters
+# 112 GB instead of 140 (computed).
 #
 # ### Which GPU would do?
 #
@@ -320,8 +321,9 @@ gelu_guess.compare(ratio, gpu.numbers, because="The second layer keeps its input
 # %% allocator-text [markdown]
 # ## The caching allocator
 #
-# PyTorch does not ask the driver for each tensor. `cudaMalloc` takes long beside a small kernel, and `cudaFree` waits
-# for the GPU. So the allocator takes *segments* from the driver, cuts *blocks* from them, and keeps both.
+# PyTorch does not ask the driver for each tensor. `cudaMalloc` takes long compared with a small kernel, and
+# `cudaFree` waits for the GPU. So the allocator takes *segments* from the driver, cuts *blocks* from them, and keeps
+# both.
 
 # %% allocator-predict
 nine_guess = gpulab.predict(
@@ -384,9 +386,10 @@ axes.set_title("One live block (orange) keeps its whole segment")
 gpulab.style.show(figure, alt="Segments as bars of blocks: small live ones, large free ones")
 
 # %% fragment-explain [markdown]
-# 20 MiB pin 500. The free blocks are *usable*, by requests that are small enough, in this process. They are not
-# *returnable*: `memory_summary()` counts them as *Non-releasable memory*. So the gap between reserved and allocated is
-# a cache. Worry when *reserved* keeps growing while *allocated* repeats, or when another process wants the memory.
+# A tensor of 20 MiB keeps a segment of 500. The free blocks are *usable*, by requests that are small enough, in this
+# process. They are not *returnable*: `memory_summary()` counts them as *Non-releasable memory*. So the gap between
+# reserved and allocated is a cache. Worry when *reserved* keeps growing while *allocated* does not, or when another
+# process wants the memory.
 
 # %% sizes-text [markdown]
 # **Your turn** · 2 minutes. Choose four sizes in MiB, all different and together 19 or more. Allocated one after the
@@ -426,7 +429,7 @@ gpulab.sim.allocator()
 #
 # | it must hold | because |
 # |---|---|
-# | when nested | the inner reset wipes the outer peak; whoever resets first lets all open trackers note it |
+# | when nested | a reset wipes the peak for all: before it, every open tracker must note the peak |
 # | absolute and relative | after a reset the peak is what is allocated *now*, not zero; a change may be negative |
 # | after an exception | `__exit__` notes the result and returns False: True would swallow the error |
 # | on one GPU | no argument means the *current* GPU, which the code inside may change |
@@ -436,8 +439,8 @@ gpulab.sim.allocator()
 # %% watch-text [markdown]
 # ## Watch a step
 #
-# A peak is one number; its cause is a story over time. PyTorch can record every allocation and free, with the line of
-# Python. `memory.timeline()` draws that record. Point at a band to see its size and its line.
+# A peak is one number. To find its cause, look at memory over time. PyTorch can record every allocation and free,
+# with the line of Python. `memory.timeline()` draws that record. Point at a band to see its size and its line.
 
 # %% watch-record
 del b, small
@@ -457,8 +460,8 @@ told
 
 # %% watch-explain [markdown]
 # Weights and Adam's state lie at the bottom all the time. The forward pass climbs layer by layer and ends with the
-# logits. Backward begins with the three tensors you know: the peak. The bump of the optimizer is `foreach`.
-# `zero_grad()` ends the step where it began: gradients become `None`, the default, and are freed.
+# logits. Backward begins with the three tensors you know; that is the peak. The optimizer's bump is `foreach`'s
+# temporary. `zero_grad()` ends the step where it began: gradients become `None`, the default, and are freed.
 #
 # PyTorch's own viewer shows the same record. Call `torch.cuda.memory._record_memory_history()`, run a step, and write it
 # by `torch.cuda.memory._dump_snapshot("step.pickle")`. The leading underscores say that these functions may change.
@@ -519,10 +522,11 @@ step_guess.compare(1 + peaks.index(max(peaks)), gpu.numbers, because="Adam makes
     "in its first step(), after the peak. From step 2 on they lie beneath it.")  # fmt: skip
 
 # %% log-explain [markdown]
-# A job that survives its first step can still run out of memory. From step 2 on **allocated between steps must repeat.** If
-# it climbs, something keeps tensors (lesson 05). If only reserved climbs, suspect fragmentation or new batch sizes.
+# A job that survives its first step can still run out of memory. From step 2 on **allocated between steps must stay
+# the same.** If it climbs, something keeps tensors (lesson 05). If only reserved climbs, suspect fragmentation or new
+# batch sizes.
 #
-# Is the beginning of backward always the fullest moment? Try a ResNet-50 with one image and with many, and a VGG-16:
+# Is memory always fullest as backward begins? Try a ResNet-50 with one image and with many, and a VGG-16:
 
 # %% where-run
 def job(batch):
@@ -544,9 +548,9 @@ for name, n in ("resnet50", 1), ("resnet50", 32), ("vgg16", 12):
 
 # %% where-explain [markdown]
 # It depends on what weighs more. In backward there are activations; in `step()` there are gradients and `foreach`'s
-# temporaries in their place, together 8 bytes per parameter. Roughly, the larger of the two decides. Layers at the end
-# with many weights shift it: this VGG-16 keeps 832 MiB of activations (virtual), and 8 bytes per parameter are 1,056
-# (computed). Let `plan` tell.
+# temporaries in their place, together 8 bytes per parameter. Roughly, the larger of the two decides. VGG-16 is an
+# exception, since most weights are in its last layers: its 832 MiB of activations (virtual) are less than 8 bytes per
+# parameter, 1,056 MiB (computed), and yet its peak is in backward. Ask `plan`.
 
 # %% web-text [markdown]
 # ## What the web says
@@ -558,7 +562,7 @@ for name, n in ("resnet50", 1), ("resnet50", 32), ("vgg16", 12):
 # | “`empty_cache()` between epochs keeps memory low.” | The peak of allocated memory is the same, and PyTorch has to ask the driver again. | *While training* |
 # | “A 7B model needs 28 GB; Adam adds twice that.” | True in float32. With gradients 112 GB are held; the default step takes 28 GB more for a moment, and there are activations. | *Seven billion parameters* |
 # | “Reserved minus allocated is wasted.” | It is a cache, for the next step. Some of it may be in pieces. | *The caching allocator* |
-# | “Allocated memory is what your tensors use.” | Rounded up: 512 bytes for 4, 12 MiB for 11. | *The caching allocator* |
+# | “Allocated memory is what your tensors use.” | It is more, rounded up: 512 bytes for 4, 12 MiB for 11. | *The caching allocator* |
 # | “`eval()` saves memory.” | No: `no_grad()` or `inference_mode()` does. | lesson 05 |
 
 # %% mistakes-text [markdown]
@@ -572,7 +576,7 @@ for name, n in ("resnet50", 1), ("resnet50", 32), ("vgg16", 12):
 #
 # **GB where GiB is meant.** Bytes divided by `1024**3` are GiB, and by `1e9` GB. Only MiB agree with `nvidia-smi`.
 #
-# **Reserved reported as need.** It depends on all that ran before. Report the peak of allocated memory.
+# **Reserved reported as need.** Reserved depends on all that ran before. Report the peak of allocated memory.
 #
 # **“GPU utilization” that prints memory.** A full GPU may be idle. Utilisation is another counter (lesson 10).
 
@@ -591,11 +595,11 @@ gpulab.quiz(4)
 #    everybody. `empty_cache()` lowers reserved, and with it the driver's number.
 # 2. Float32 training with Adam holds 16 bytes per parameter, and the default step needs 20 for a moment. Autocast does
 #    not change that.
-# 3. Activations are what derivatives need. In a language model count the logits, three times over, and do not give them
-#    a name.
-# 4. Allocated is rounded, and a small live block pins a large segment.
-# 5. The peak is mostly at the beginning of backward or in `step()`: with the default AdamW, activations against 8 bytes
-#    per parameter roughly decide. `plan` tells. Measure two steps. Between steps, allocated must repeat.
+# 3. Activations are what derivatives need. In a language model count three tensors of the logits' size, and do not
+#    give the logits a name.
+# 4. Allocated is rounded up, and a small live block keeps a large segment.
+# 5. The peak is mostly at the beginning of backward or in `step()`: with the default AdamW, activations against 8
+#    bytes per parameter roughly decide. Ask `plan`. Measure two steps. Between steps, allocated must stay the same.
 #
 # ## What next
 #
