@@ -231,12 +231,12 @@ gpulab.turn.two_masks(masks)
 # ![Little's law as two pipes: the A100's is 2039 GB/s wide and 330 ns long and holds 673 kB, the CPU's is 90 GB/s wide and 90 ns long and holds 8 kB.](../docs/pictures/bytes_in_flight.svg)
 
 # %% latency-explain [markdown]
-# For the A100 these are 673 kB: 168,000 threads that wait for 4 bytes each, three quarters of all
-# that it has room for (computed). So its SMs keep up to 64 warps **resident** (a T4's 32, an RTX
-# 4090's 48), each with its registers in place. While one warp waits, another runs, and the switch
-# costs nothing.
+# For the A100 that is 673 kB: 168,000 threads that wait for 4 bytes each, three quarters of the
+# threads that it has room for (computed). So its SMs keep up to 64 warps **resident** (a T4's 32,
+# an RTX 4090's 48), each with its registers in place. While one warp waits, another runs, and the
+# switch costs nothing.
 #
-# So small work cannot be fast: an operation that moves less than 673 kB never fills this pipe.
+# Small work cannot be fast: an operation that moves less than 673 kB never fills this pipe.
 #
 # ### See it move
 #
