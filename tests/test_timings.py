@@ -80,6 +80,10 @@ def test_the_minutes_of_a_route_add_up():
     assert [page[name]["lessons"] for name in ROUTES] == [
         ", ".join(f"{number:02d}" for number in numbers) for numbers in ROUTES.values()
     ]
+    lecture = (timings.ROOT / "lessons" / "00_start_here" / "lecture.py").read_text(encoding="utf-8")
+    longer = re.findall(r"exercises take ([\d.]+) to ([\d.]+) times as long", lecture.replace("\n# ", " "))
+    shares = [float(page[name]["exercises, stated"]) / float(page[name]["lectures, stated"]) for name in ROUTES]
+    assert longer == [(f"{min(shares):.1f}", f"{max(shares):.1f}")]
     through = table("Lectures")
     for name, numbers in ROUTES.items():
         minutes = sum(float(through[course.LESSONS[number].name]["by run-through"]) for number in numbers)
