@@ -154,7 +154,7 @@ class GPT(nn.Module):
 
 # %% buckets-predict
 logits_guess = gpulab.predict(
-    "4 texts of 64 tokens, width 64: the logits weigh how many times the weights?", unit="times"
+    "4 texts of 64 tokens, width 64: how many times as large as the weights are the logits?", unit="times"
 )
 
 # %% buckets-count
@@ -200,7 +200,7 @@ optimizer.zero_grad()
 
 # %% peak-predict
 peak_guess = gpulab.predict(
-    "A step's peak is how many times the logits, above what was there before?", unit="times"
+    "By how many times the size of the logits does a step's peak exceed its start?", unit="times"
 )
 
 # %% peak-run
