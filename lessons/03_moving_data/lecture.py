@@ -196,8 +196,8 @@ for name, work in ("1", in_side_stream), ("2", lambda: a16 @ b16), ("3", lambda:
 # - **Stop early.** *2* runs for a moment only. In a loop, a T4 reaches its limit of 70 W and does
 #   24 TFLOP/s (recorded).
 #
-# Compare each rate with the right peak, as `gpulab.timing.mfu` does; it raises an error above 100
-# %.
+# Compare each rate with the right peak, as `gpulab.timing.mfu` does; it raises an error for a rate
+# above it.
 
 # %% bridge-text [markdown]
 # ## Two memories and a bridge
@@ -222,8 +222,8 @@ print(f"from the host  {x.nbytes / across / 1e6:5.0f} GB/s ({gpu.numbers})")
 # (PCIe 5). The conclusion is the same: **move data once, keep it there, and compute on it often**.
 #
 # Mind the dtype. A default copy that also changes the dtype converts on the *host*, and the new
-# type crosses the link. (With `non_blocking=True`, PyTorch converts on the GPU.) That helps from
-# float64 to float32. It hurts here, where 16.8 million bytes become float32:
+# type crosses the link. (With `non_blocking=True`, PyTorch converts on the GPU.) That helps where
+# float64 becomes float32. It hurts here, where 16.8 million bytes become float32:
 
 # %% bridge-dtype
 pixels = torch.zeros(2**24, dtype=torch.uint8)
@@ -405,7 +405,7 @@ gpulab.timing.timeline(lambda: one_stream(batches, step))
 # stands behind the first batch's product. `non_blocking` freed the host, and that is all it did.
 #
 # For overlap, the copies need a stream of their own. But two streams do not wait for each other by
-# themselves. You say where they have to:
+# themselves. You say where one has to:
 #
 # ![Two streams: while main computes with batch 1, side copies batch 2. Arrows lead from the end of each copy to the start of its kernels.](../docs/pictures/two_streams.svg)
 #
