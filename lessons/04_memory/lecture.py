@@ -224,8 +224,8 @@ peak_guess.compare(ratio, gpu.numbers, because="As backward begins, three are al
 # `backward()`.
 #
 # This model is narrow, and its vocabulary is large. In GPT-2 small, 8 texts of 1024 tokens make four tensors of 1.5
-# GiB, half of a peak of 12.4 GiB (virtual: the simulator below, which names them). The other activations grow with
-# depth and width, the logits do not: the larger the model, the smaller the logits' share.
+# GiB, half of a peak of 12.4 GiB (virtual: the simulator below, whose step gives the logits a name). The other
+# activations grow with depth and width, the logits do not: the larger the model, the smaller the logits' share.
 
 # %% seven-text [markdown]
 # ## Seven billion parameters
