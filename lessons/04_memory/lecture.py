@@ -346,7 +346,7 @@ nine_guess.compare(grown[9], gpu.numbers, because="A tensor of more than 1 and l
     "gets a segment of 20 MiB. The rest waits for the next ones.")  # fmt: skip
 
 # %% allocator-explain [markdown]
-# The rules behind the table, PyTorch's defaults:
+# These are the rules behind the table (PyTorch's defaults):
 #
 # 1. Sizes are rounded up to 512 bytes. Up to 1 MiB they come from the *small pool*, in segments of 2 MiB; above, from the
 #    large pool.
@@ -576,7 +576,7 @@ for name, n in ("resnet50", 1), ("resnet50", 32), ("vgg16", 12):
 #
 # **GB where GiB is meant.** Bytes divided by `1024**3` are GiB, and by `1e9` GB. Only MiB agree with `nvidia-smi`.
 #
-# **Reserved reported as need.** Reserved depends on all that ran before. Report the peak of allocated memory.
+# **Reserved memory reported as the need.** It depends on all that ran before. Report the peak of allocated memory.
 #
 # **“GPU utilization” that prints memory.** A full GPU may be idle. Utilisation is another counter (lesson 10).
 
