@@ -144,7 +144,7 @@ told
 # A quarter of the samples keeps a quarter of the activations (the thin spikes are workspaces of kernels). Weights,
 # gradients and Adam's state do not depend on the batch, so they do not shrink. To count them too, we plan a whole
 # update of a GPT of 68 million parameters, with texts of 512 tokens. `update` builds it for `gpulab.plan`; its options
-# are for the end of this lesson.
+# serve the comparisons below.
 
 
 # %% gpt
