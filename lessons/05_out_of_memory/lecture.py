@@ -299,8 +299,8 @@ with gpulab.VirtualGPU("T4", compute=False):
 # ## Leaks that are, and leaks that are not
 #
 # “`losses.append(loss)` leaks the whole graph” is in many tutorials. Is it true? One forward pass of this model saves
-# 12 layers × 2048 × 96 numbers for backward: 9.4 MB (computed). A second loop keeps one row of each batch of shape
-# (2048, 96), in float32.
+# 12 layers × 2048 × 96 numbers for backward: 9.4 MB (computed). We also keep one row of a batch of shape (2048, 96), in
+# float32.
 
 # %% leaks-predict
 loss_guess = gpulab.predict("How many bytes does a loss in a list keep, after backward()?",

@@ -283,7 +283,7 @@ print("a block:", gpulab.memory.activation_bytes(Block().to(gpu.device), x))
 #
 # ### See it move
 #
-# The simulator opens on 24 layers in 4 segments. Drag the marker of the current time through the step.
+# The simulator opens on 24 layers in 4 segments. Drag *Moment* through the step.
 #
 # 1. Set *Segments* to 5. Why is the peak higher than with 4? Then set it to 24: at which moment is the peak now?
 # 2. Under *More settings*, set *A layer keeps* to twice its input. Which number of segments is best?
@@ -400,7 +400,7 @@ stepped["AdamW"]
 # ## Gradients that never meet
 #
 # After backward every gradient waits for the optimizer. Adam updates each parameter by itself, so it can step inside
-# backward as soon as a gradient is complete, and free it:
+# backward as soon as a gradient is complete, and free the gradient:
 
 
 # %% backward-run
@@ -502,7 +502,7 @@ lora_guess.compare(round(100 * share), "virtual", because=why)
 # %% price-text [markdown]
 # ## The price list
 #
-# Here is all of it on our eight blocks, with each remedy added to those before. Lesson 07 explains autocast.
+# Here are the remedies on our eight blocks, each added to those before. Lesson 07 explains autocast.
 
 # %% price-run
 half = torch.autocast("cuda", dtype=torch.float16)
@@ -568,7 +568,7 @@ gpulab.turn.must_fit(remedies)
 # ## Common mistakes
 #
 # **Leaving `use_reentrant` out.** The older implementation runs forward without a graph, and looks at the *inputs* to
-# find out whether anything needs a gradient. Your data do not. A warning says so once, and scrolls away:
+# find out whether a gradient is needed. Input data need none. A warning says so once, and scrolls away:
 
 # %% mistake-reentrant tags=["raises-exception"]
 warnings.simplefilter("ignore")

@@ -63,7 +63,7 @@ print(f"largest gradient left in .grad: {gradient(model).abs().max():.3f}")
 
 # %% question-answer [markdown]
 # Two of the ten micro-batches were computed and not used. Worse, their gradient is still in `.grad`, and is added to
-# the first window of the next epoch. (A *window* is all the micro-batches of one step.)
+# the first window of the next epoch. (A *window* is all the micro-batches of a step.)
 #
 # ![Ten micro-batches: the printed loop steps after eight and leaves two; else the two make a window of their own.](../docs/pictures/windows.svg)
 #
