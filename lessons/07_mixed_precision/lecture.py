@@ -128,7 +128,7 @@ count_guess.compare(len(short), "computed", because=why)
 # run in float32 (`mean` is an exception). bf16 has the same lists; without `dtype=` autocast takes fp16 on CUDA. One
 # surprise is in no list: with cuDNN, `nn.LSTM` and `nn.GRU` run in *fp16*, whatever dtype you choose.
 #
-# Now take a real layer and one step. Which dtypes do a weight, its gradient and Adam's state have?
+# After one step of a real layer, which dtypes do a weight, its gradient and Adam's state have?
 
 # %% parameters-run
 layer = nn.TransformerEncoderLayer(64, 4, device=device)
@@ -270,8 +270,7 @@ gpulab.turn.save_a_third(save_a_third)
 # | RTX 3090 | 35.6 | 36 | 71 | 71 |
 # | H100 | 67 | 494 | 989 | 989 |
 #
-# A dash means: not in hardware. PyTorch can tell you whether a GPU has bf16. For a T4, the GPU of many free notebooks,
-# it says:
+# A dash means: not in hardware. Does a T4, the GPU of many free notebooks, have bf16? PyTorch says:
 
 # %% gpus-ask
 with gpulab.VirtualGPU("T4", compute=False):
@@ -284,8 +283,8 @@ with gpulab.VirtualGPU("T4", compute=False):
 # And a peak is no promise. A T4 may draw 70 W, and sustains 24 of its 65 TFLOP/s (recorded). An A100 reached 295
 # TFLOP/s on zeros and 257 on random numbers (recorded), because of its power limit, too.
 #
-# Whole trainings gain less than products. The table has images per second on one GPU, recorded by NVIDIA. On the V100
-# the batch was larger under AMP, which is a part of the gain:
+# Whole trainings gain less than products. These are images per second on one GPU, recorded by NVIDIA; on the V100 a
+# larger batch under AMP is part of the gain:
 #
 # | training | V100: fp32 → AMP | A100: TF32 → AMP |
 # |---|---|---|
@@ -321,9 +320,9 @@ lost_guess.compare(round(lost, 1), "computed", because=why)
 # You get no error and no NaN. The remedy is one multiplication. Scale the *loss* by 65,536; by the chain rule every
 # gradient is 65,536 times as large. Before the step, divide the float32 gradients of the parameters by the same number.
 #
-# How large should the scale be? As large as possible without `inf`, and nobody knows that beforehand. So `GradScaler`
-# tries. It begins at 65,536 and looks for `inf` and NaN in the gradients. If it finds any, it *skips* the optimizer
-# step and halves the scale. After 2000 good steps in a row it doubles the scale.
+# The scale should be as large as possible without `inf`, and nobody knows that number beforehand. So `GradScaler`
+# begins at 65,536 and looks for `inf` and NaN in the gradients. If it finds any, it *skips* the optimizer step and
+# halves the scale. After 2000 good steps in a row it doubles the scale.
 #
 # A few skipped steps at the start are normal, and one now and then later. A scale that *keeps* falling is not: then
 # `inf` or NaN comes from the forward pass or the data, and no scale can help.
@@ -623,7 +622,7 @@ gpulab.quiz(7)
 # 1. 16 bits are enough for products and too few for sums of small changes. So weights, their gradients and the
 #    optimizer stay float32 under autocast.
 # 2. Autocast keeps less for backward once it keeps more numbers in 16 bits than it copies weights. Parameters,
-#    gradients and Adam's state stay as large as before. Plan it on your network.
+#    gradients and Adam's state do not shrink. Plan it on your network.
 # 3. bf16 where the hardware has it, without a scaler. fp16 elsewhere, always with one.
 # 4. Scale, backward, unscale, clip, step, update.
 # 5. By default TF32 is on for convolutions and off for products. Say which, when you write “fp32”.
