@@ -245,7 +245,7 @@ IN_PART = {
         {"kernels that write less": '"kernel"', "checkpointing": "+ checkpointing"},
     ),
     "06, text": (
-        ("lessons/06_less_memory/lecture.py", "Memory that costs no time comes first", "A plan is a prediction"),
+        ("lessons/06_less_memory/lecture.py", "What costs no time comes first", "A plan is a prediction"),
         {"kernels that write less": "attention kernel", "autocast": "mixed precision"},
     ),
     "13": (

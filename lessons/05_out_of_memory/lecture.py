@@ -28,8 +28,8 @@ device, MIB, GIB = gpu.device, 2**20, 2**30
 # %% question-text [markdown]
 # ## A question worth asking
 #
-# A batch does not fit, so the program tries half of it, and half of that. `memory.limit(128)` lets PyTorch reserve
-# 128 MiB of the GPU. In a fresh kernel, batch 2,000 fits into them. The search begins at 65,536.
+# A batch does not fit, so the program tries half of it, then half of that. `memory.limit(128)` lets PyTorch reserve 128
+# MiB of the GPU. In a fresh kernel, a batch of 2,000 fits in that. The search begins at 65,536.
 
 # %% question-code
 def live():  # MiB in live tensors on the GPU
@@ -64,17 +64,17 @@ print(f"afterwards: {live():.1f} MiB live ({gpu.numbers})")
 halving_guess.compare(len(failed), gpu.numbers, because="None fits, down to a batch of 1.")
 
 # %% question-answer [markdown]
-# Nothing fits, although nearly all of the memory is free again afterwards. Look at the live tensors: they never get
-# fewer. The first attempt has failed, but its tensors are still there, and all others fail because of it.
+# Nothing fits, although nearly all of the memory is free again afterwards. Look at what is live: it never goes down.
+# The first attempt has failed, but its tensors stay alive, and every later attempt fails because of them.
 #
-# Who holds them? You do not: every variable of `attempt` is local. *Who keeps a tensor alive* has the answer. First,
-# read the error itself.
+# Who holds them? You do not: every variable of `attempt` is local. *Who keeps a tensor alive* answers this. First, read
+# the error itself.
 
 # %% message-text [markdown]
 # ## The message, number by number
 #
 # The message is an account of the GPU's memory at the moment of failure. This one comes from eight transformer layers
-# and a batch that is too large. The GPU is a virtual T4 that keeps shapes only, so it runs anywhere.
+# and a batch that is too large. The GPU is a virtual T4 that keeps only shapes, so the cell runs anywhere.
 
 # %% message-run
 def transformer(depth):
@@ -101,17 +101,17 @@ print(message.partition("  See")[0].replace(". ", ".\n"))
 # | Process 16497 has … in use | another process; **in a container also yours** | always another one's |
 # | … allowed (only with a limit) | the most that PyTorch may reserve | – |
 # | allocated by PyTorch | live tensors, rounded up to blocks; private pools | – |
-# | with … in private pools | the part of it that only CUDA graphs may use | tensors of yours |
+# | with … in private pools | the part of *allocated* that only CUDA graphs may use | tensors of yours |
 # | reserved but unallocated | PyTorch's cache: free pieces inside its segments | a leak |
 #
-# Two sums connect them:
+# Two sums connect these numbers:
 #
 # *Capacity = free + this process + other processes.* *This process = context + allocated + cached*, where *cached*
 # is what is reserved but unallocated. (*Context* here includes NCCL's buffers.)
 
 # %% account-turn-text [markdown]
-# **Your turn** · 4 minutes. Compute what other processes hold, what the context takes, and the cause:
-# `"fragmentation"` if the cache has as much as was tried, else `"another process"` if others hold at least what is
+# **Your turn** · 4 minutes. Compute what other processes hold, what the context takes, and the cause. It is
+# `"fragmentation"` if at least as much is cached as was tried, else `"another process"` if others hold at least what is
 # missing, else `"live tensors"`.
 
 # %% account-turn tags=["your-turn"]
@@ -156,13 +156,12 @@ why = "Between 1 and 10 MiB, a new segment has 20 MiB, whatever the tensor has."
 tried_guess.compare(mib, gpu.numbers, because=why)
 
 # %% tried-explain [markdown]
-# Up to 1 MiB, the segment has 2 MiB. From 10 MiB on, it is the tensor's own size, rounded up to 2 MiB. So the number
-# that is quoted most says next to nothing about the tensor. What it does say: **the GPU is full to the last segment.**
-# The failing line is not the culprit. It is only the line that came next.
+# A tensor of up to 1 MiB takes a segment of 2 MiB. From 10 MiB on, the segment has the tensor's own size, rounded up to
+# a multiple of 2 MiB. So a small number says next to nothing about the tensor. It does say that **the GPU is full to
+# the last segment.** The failing line is not the culprit; it only came next.
 #
-# A large number is the opposite case. Then look at this one tensor. `(prediction - target)` with shapes (8000, 1) and
-# (8000,) broadcasts to (8000, 8000), which is 244 MiB. With a smaller batch, this bug does not fail: it trains on a
-# wrong loss.
+# If the number is large, look at this one tensor. `(prediction - target)` with shapes (8000, 1) and (8000,) broadcasts
+# to (8000, 8000), which is 244 MiB. With a smaller batch, this bug raises no error: the model trains on a wrong loss.
 
 # %% shape-explain [markdown]
 # ### Which cause is it?
@@ -173,22 +172,22 @@ tried_guess.compare(mib, gpu.numbers, because=why)
 # |---|---|---|
 # | tried > capacity (or > allowed) | one request is too large | look at its shape; then the batch |
 # | free ≥ tried, and “allowed” is there; or “exceeds the … reserve” | a limit on this process | raise the limit |
-# | free > tried, without either | the message does not tell | its last sentence, the line that raised it |
+# | free > tried, without either | the message does not tell | read its last sentence, and the line that raised it |
 # | cached ≥ tried, and expandable segments are not on | fragmentation | expandable segments |
-# | nobody's share is told, and it may be what is missing | the message does not tell | `nvidia-smi` |
+# | no process's share is given, and others may hold what is missing | the message does not tell | `nvidia-smi` |
 # | others hold what is missing | another process | `nvidia-smi`; end it, or take another GPU |
 # | none of these: allocated ≈ all | live tensors fill the GPU | find garbage; then fewer bytes per step |
 #
-# Do not add free and cached. Free is the driver's; cached lies in pieces between live tensors. In a container, your
-# process is the one that has at least allocated + cached. [errors.md](../docs/errors.md) has other forms of the
-# message.
+# Do not add free and cached. Free memory is the driver's; cached memory lies in pieces between live tensors. In a
+# container, your process is the one that has at least allocated + cached. [errors.md](../docs/errors.md) has other
+# forms of the message.
 
 # %% holders-text [markdown]
 # ## Who keeps a tensor alive
 #
-# When the last reference to a tensor goes, its memory goes back to PyTorch's cache, at once. So where live tensors
-# fill the GPU, ask: *who holds a reference?* (A reference cycle waits for `gc.collect()`, a
-# tensor marked with `record_stream` for its stream.)
+# When the last reference to a tensor goes, its memory goes back to PyTorch's cache, at once. So where live tensors fill
+# the GPU, ask: *who holds a reference?* (A tensor in a reference cycle waits for `gc.collect()`, one marked with
+# `record_stream` for that stream.)
 #
 # ![An exception holds its traceback, the traceback its frames, a frame its variables, a variable its graph.](../docs/pictures/who_holds.svg)
 #
@@ -212,13 +211,13 @@ except torch.OutOfMemoryError as error:
 print(f"after it: {live():.1f} MiB live ({gpu.numbers})")
 
 # %% holders-explain [markdown]
-# Each of these tensors has 24 MiB. `input` requires a gradient, so it has a graph, and the graph keeps what every
-# layer before it saved for backward. All of it goes when the `except` block ends, and not earlier. So: **in `except`,
-# only take a note; recover after the block.**
+# Each of these tensors takes 24 MiB. `input` requires a gradient, so it has a graph, and the graph keeps what every
+# layer before it saved for backward. All of this is freed when the `except` block ends, and not earlier. So **in
+# `except`, only take a note; recover after the block.**
 
 # %% recover-turn-text [markdown]
-# **Your turn** · 3 minutes. Repair the search: return the first batch of the halving with which `attempt` runs, and 0
-# if none does.
+# **Your turn** · 3 minutes. Repair the search: halve the batch until `attempt` runs, and return that batch, or 0 if
+# none runs.
 
 # %% recover-turn tags=["your-turn"]
 def recover(attempt, batch):
@@ -258,8 +257,8 @@ torch.cuda.empty_cache()
 print(f"after gc.collect() and empty_cache(): {live():.0f} MiB live ({gpu.numbers})")
 
 # %% notebook-repair-text [markdown]
-# This is why a notebook that once ran out of memory often stays out of memory. Any other error takes the place of the
-# old one. What is left then are reference cycles, which `gc.collect()` breaks:
+# This is why a notebook that once ran out of memory often stays out of memory. Any new error replaces the old one. Only
+# reference cycles are left then, and `gc.collect()` breaks them:
 
 # %% notebook-repair tags=["raises-exception"]
 raise RuntimeError("an error without tensors, to take the place of the last one")
@@ -269,16 +268,16 @@ gc.collect()
 print(f"{live():.1f} MiB live ({gpu.numbers})")
 
 # %% out-text [markdown]
-# The output history is the second keeper. A cell that ends with `features` stores the tensor in `Out`, in `_`, and
-# under a name such as `_23`. `del features` does not touch these; `%xdel features` finds them all. Better: end the
-# line with a semicolon, or print what you want to see.
+# The output history keeps tensors, too. A cell that ends with `features` stores the tensor in `Out`, in `_`, and under
+# a name such as `_23`. `del features` does not touch these; `%xdel features` finds them all. Better: end the line with
+# a semicolon, or print what you want to see.
 
 # %% cache-text [markdown]
 # ## What `empty_cache` does
 #
-# It gives segments without a live tensor back to the driver (of an expandable segment, the free pages). That is all:
-# `del` lowers *allocated*, `empty_cache` lowers *reserved*. Does it help against the error? Below, 12 GiB are cached
-# in four pieces, and one tensor asks for all 12 GiB of a virtual T4.
+# It gives the driver back each segment without a live tensor, and the free pages of expandable segments. That is all:
+# `del` lowers *allocated*, `empty_cache` lowers *reserved*. Does it help against the error? Below, 12 GiB are cached in
+# four pieces, and one tensor asks for all 12 GiB of a virtual T4.
 
 # %% retry-run
 with gpulab.VirtualGPU("T4", compute=False):
@@ -289,19 +288,19 @@ with gpulab.VirtualGPU("T4", compute=False):
     print(f"12 GiB in one piece fit; the cache was emptied {retries} time before (virtual)")
 
 # %% retry-explain [markdown]
-# PyTorch empties its cache **by itself** before it gives up, and counts these retries. So at the moment of the error,
-# `empty_cache` has been tried already. After every step, it only adds work: the next step must get its memory from the
-# driver again.
+# PyTorch empties its cache **by itself** before it gives up, and counts these retries. So by the time you see the
+# error, this has been tried. A call after every step only adds work: the next step must get its memory from the driver
+# again.
 #
-# It has two honest uses. Another process, or a library with its own allocator, needs the memory. Or one program runs
-# jobs of different sizes, one after the other: *The largest batch that fits* shows such a case.
+# Call it in two cases: another process, or a library with its own allocator, needs the memory; or one program runs jobs
+# of different sizes, one after the other, as in *The largest batch that fits*.
 
 # %% leaks-text [markdown]
 # ## Leaks that are, and leaks that are not
 #
 # “`losses.append(loss)` leaks the whole graph” is in many tutorials. Is it true? One forward pass of this model saves
-# 12 layers × 2048 × 96 numbers for backward: 9.4 MB (computed). A second loop keeps one row of each batch of shape
-# (2048, 96), in float32.
+# 12 layers × 2048 × 96 numbers for backward: 9.4 MB (computed). We also keep one row of a batch of shape (2048, 96), in
+# float32.
 
 # %% leaks-predict
 loss_guess = gpulab.predict("How many bytes does a loss in a list keep, after backward()?",
@@ -331,7 +330,7 @@ why = "A row is a view: it has no memory of its own, and keeps the whole batch a
 row_guess.compare(torch.cuda.memory_allocated(device) - before, gpu.numbers, because=why)
 
 # %% leaks-compare-text [markdown]
-# And without `backward()`, as in validation? And two transformer layers in place of this model?
+# What if there is no `backward()`, as in validation? And with two transformer layers in place of this model?
 
 # %% leaks-compare
 print(f"this model, no backward: {loss_keeps(model, x, False):,} bytes a loss ({gpu.numbers})")
@@ -343,7 +342,7 @@ with gpulab.VirtualGPU("T4", compute=False):
 
 # %% leaks-surprise [markdown]
 # Without `backward()`, the loss keeps the whole graph. So the tutorials are right about validation, and wrong about
-# training. But the kind of loss matters, too:
+# training. But which loss function you use matters, too:
 
 # %% leaks-storage
 scores, zeros = torch.rand(2048, 10, device=device), torch.zeros(2048, 10, device=device)
@@ -355,8 +354,8 @@ for loss_fn in (F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy, F.l1_loss,
 # `mse_loss` surprises most people. It allocates its output at full size, 2048 × 10 numbers, and then resizes it to a
 # scalar. The storage stays as large as it was, and `detach()` shares the storage.
 #
-# One repair serves all of these. Keep a *number*: `loss.item()`, or, since `.item()` waits for the GPU,
-# `loss.detach().clone()` and one `.item()` at the end. Or keep a *copy on the host*: `row.cpu()`.
+# The repair is to keep only the value. Of a loss, keep `loss.item()`; or, since `.item()` waits for the GPU, keep
+# `loss.detach().clone()` and call `.item()` once at the end. Of a row, keep a copy on the host: `row.cpu()`.
 
 # %% census-text [markdown]
 # ### Find it: a census
@@ -379,8 +378,8 @@ losses = [model(x).exp().mean() for _ in range(3)]
 census()
 
 # %% census-explain [markdown]
-# The list holds three scalars. But what grew has the shape of a hidden layer: so a graph is alive that was never run
-# backward.
+# The list holds three scalars. But what grew has the shape of a hidden layer, so a graph is alive on which backward
+# never ran.
 #
 # On a real GPU the census has a gap. What `exp`, `sigmoid` or softmax saves of its own *output* has no Python object.
 # If the shapes do not add up to what is live, record `torch.cuda.memory._record_memory_history()` and look at a
@@ -388,7 +387,7 @@ census()
 #
 # ### No leak: a forgotten `zero_grad`
 #
-# Many lists of memory leaks name it. But gradients are added into the tensor that is there:
+# Many lists of memory leaks name it. But `backward()` adds gradients into the tensor that already exists:
 
 # %% zero-run
 for _ in range(3):
@@ -397,13 +396,13 @@ for _ in range(3):
 model.zero_grad()
 
 # %% zero-explain [markdown]
-# The gradients are wrong then; the memory is not. `zero_grad()` frees the gradients, since `set_to_none=True` is the
-# default.
+# The gradients are then wrong, but memory does not grow. `zero_grad()` frees the gradients, since `set_to_none=True` is
+# the default.
 
 # %% eval-text [markdown]
 # ## Evaluation keeps nothing, if you say so
 #
-# In training mode, a forward pass of a ResNet-18 with these four images keeps 6.8 MiB for backward (virtual).
+# In training mode, a forward pass of a ResNet-18 with four images of 64 × 64 keeps 6.8 MiB for backward (virtual).
 
 # %% eval-predict
 eval_guess = gpulab.predict("How many MiB does it keep after model.eval()?", unit="MiB")
@@ -419,16 +418,16 @@ for context in (torch.no_grad, torch.inference_mode):
         print(context.__name__, gpulab.memory.activation_bytes(resnet, images), f"({gpu.numbers})")
 
 # %% eval-explain [markdown]
-# Both contexts keep nothing. `inference_mode` also saves work on the host, but its tensors cannot be trained on, unless
-# cloned: “Inference tensors cannot be saved for backward”. Use it where results leave PyTorch; use `no_grad` where they
-# may come back.
+# Both contexts keep nothing. `inference_mode` also saves work on the host, but its tensors cannot be used in training
+# unless cloned: “Inference tensors cannot be saved for backward”. Use it where results leave PyTorch; use `no_grad`
+# where they may come back.
 #
 # A `detach()` at the end replaces neither. The graph exists until then, so the peak is that of a training *forward
 # pass*.
 
 # %% validate-turn-text [markdown]
-# **Your turn** · 3 minutes. This validation leaks in two ways. Repair it: the same losses, nothing kept on the GPU,
-# and no graph on the way.
+# **Your turn** · 3 minutes. This validation leaks in two ways. Repair it: the same losses, nothing kept on the GPU, and
+# no graph built.
 
 # %% validate-turn tags=["your-turn"]
 def validate(model, batches):
@@ -450,8 +449,8 @@ gpulab.turn.validate(validate)
 # %% search-text [markdown]
 # ## The largest batch that fits
 #
-# *What is one attempt? What does it leave behind? Where do you look next?* The network has 100 million parameters,
-# the optimizer is Adam, the GPU a virtual T4.
+# A search answers three questions: *What is one attempt? What does it leave behind? Which batch is tried next?* The
+# network has 100 million parameters, the optimizer is Adam, the GPU a virtual T4.
 
 # %% search-build
 def fits(batch, count=2):
@@ -492,8 +491,8 @@ for count in (1, 2):
 # One attempt is **two whole steps**. Adam makes its two moments at the end of the first step. So the second step is
 # the first one that has everything in memory at once. A job that fails in its second step often has this reason.
 #
-# Now the second question. The attempts above each had a GPU of their own. In one process, a failed attempt is gone as
-# well, but its segments are cached. Does that matter?
+# Now the second question. The attempts above each had a GPU of their own. In one process, a failed attempt's tensors
+# are freed as well, but its segments stay in the cache. Does that matter?
 
 # %% search-dirty
 for high in (2**18, 200_000, 150_000, 120_000):
@@ -502,17 +501,18 @@ for high in (2**18, 200_000, 150_000, 120_000):
     print(f"search from {high:>7,}: {found:>7,} samples, {1 - found / largest:.0%} less (virtual)")
 
 # %% search-dirty-explain [markdown]
-# It finds less, and how much less depends on where it begins. The first attempt leaves large segments. A smaller tensor
-# moves into one of them, and the rest of it is too small for the next. PyTorch cannot give such a segment back, because
-# a tensor lives in it. So call `empty_cache` before each attempt, while nothing is alive; in the `except` block the
-# failed tensors still are.
+# The search finds a smaller batch, and how much smaller depends on where it begins. The first attempt leaves large
+# segments. A smaller tensor of the next attempt takes part of one, and what is left is too small for another. PyTorch
+# cannot give this segment back, because a tensor lives in it. So call `empty_cache` before each attempt, while nothing
+# is alive; in the `except` block, the failed attempt's tensors still are.
 
 # %% search-powers-explain [markdown]
-# The third question: bisect. The largest power of two, 65,536, would leave 36 % of the batch unused. Then leave 5 to
-# 10 % free, and search with the **longest** sequences.
+# The third question has a simple answer: bisect. The largest power of two, 65,536, is 36 % below the largest batch.
+# Search with the **longest** sequences, and leave 5 to 10 % of the memory free.
 #
 # A search must also clean up: its steps change weights, optimizer state, BatchNorm's averages and random numbers.
-# Exercise 3 asks for all of it. Or plan on shapes, which touches nothing: `gpulab.plan(build, batch, largest=True)`.
+# Exercise 3 asks for all of it. Or plan with shapes only, which changes nothing:
+# `gpulab.plan(build, batch, largest=True)`.
 
 # %% fragments-text [markdown]
 # ## Fragmentation
@@ -548,7 +548,7 @@ for settings in ("", "expandable_segments:True"):
 #
 # The map shows segments and their blocks, after each line of the script.
 #
-# 1. Go to the last step. How much is reserved, and how much of it lives?
+# 1. Go to the last step. How much is reserved, and how much of it is allocated?
 # 2. Switch on *expandable_segments*. What changes?
 # 3. Choose “a, b, c, d, e, f, g, h=8MiB; free a, c, e, g; x=60MiB” as the script. Does the switch help now?
 
@@ -556,14 +556,14 @@ for settings in ("", "expandable_segments:True"):
 gpulab.sim.allocator(script="growing", memory=112)
 
 # %% fragments-verdict [markdown]
-# Expandable segments mend the waste of *growing* sizes, and of gaps that hold whole pages of 20 MiB. They do not help
-# with survivors in every page, because a live tensor is never moved. Make what lives long first, and copy what you keep
-# to the host.
+# Expandable segments avoid the waste of *growing* sizes, and reuse gaps that hold whole pages of 20 MiB. They do not
+# help where every page has a live tensor, because a live tensor is never moved. So allocate long-lived tensors first,
+# and copy results that you keep to the host.
 
 # %% remedies-text [markdown]
 # ## The remedies, cheapest first
 #
-# The cause is found; what do you change? The order is that of the price. Remove garbage first, and use `no_grad` in
+# You know the cause; what do you change? The order is that of the price: remove garbage first, and use `no_grad` in
 # validation. Then come expandable segments, kernels that write less (lesson 06), 16-bit autocast (07), micro-batches
 # with accumulation (08), checkpointing and offloading (06). These leave the result as it is, up to rounding (BatchNorm
 # apart). An optimizer with less state or LoRA (06) changes it. A larger GPU, or several GPUs (13), cost money. The
@@ -575,13 +575,13 @@ gpulab.sim.allocator(script="growing", memory=112)
 # | you will read | verdict | tested in |
 # |---|---|---|
 # | “`empty_cache()` fixes out-of-memory errors.” | It frees no tensor, and PyTorch does it before it fails. It helps between jobs of different size. | *What `empty_cache` does* |
-# | “`empty_cache` or a restart cures fragmentation.” | A restart does. `empty_cache` only while nothing lives in the segments. | *Fragmentation* |
-# | “`losses.append(loss)` leaks the graph.” | After `backward()`, no. Without it, yes. `mse_loss` keeps as much as its elements, even detached. | *Leaks that are, and leaks that are not* |
+# | “`empty_cache` or a restart cures fragmentation.” | A restart does. `empty_cache` does so only for segments in which nothing lives. | *Fragmentation* |
+# | “`losses.append(loss)` leaks the graph.” | After `backward()`, no. Without it, yes. `mse_loss` keeps its storage at full size, even detached. | *Leaks that are, and leaks that are not* |
 # | “Forgetting `zero_grad()` fills the memory.” | Wrong: gradients are added in place. | *No leak: a forgotten `zero_grad`* |
-# | “In-place activations save memory.” | ReLU: no, as much is kept. LeakyReLU and ELU: one tensor a layer. | [myths](../docs/myths.md) |
+# | “In-place activations save memory.” | For ReLU, no: as much is kept. For LeakyReLU and ELU, yes: one tensor a layer. | [myths](../docs/myths.md) |
 # | “Batch sizes must be powers of two.” | Unnecessary, and it may leave nearly half of the room unused. | *The largest batch that fits* |
 # | “A better DataLoader fixes out-of-memory errors.” | Workers live in the host's memory. | text |
-# | “Preload the data to the GPU.” | Count its bytes: 0.5 MB of digits, yes; ImageNet at 224 × 224, 193 GB even as bytes (computed), no. | text |
+# | “Preload the data to the GPU.” | Count its bytes first. The digits fit with 0.5 MB; ImageNet at 224 × 224 does not, with 193 GB even as `uint8` (computed). | text |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
@@ -610,11 +610,12 @@ gpulab.quiz(5)
 # ## Take-aways
 #
 # 1. The message is an account: capacity = free + this process + others; this process = context + allocated + cached.
-#    “Tried” is one segment: 20 MiB of it means only that the GPU is full.
+#    “Tried to allocate” names one segment: 20 MiB says only that the GPU is full.
 # 2. Memory goes with the last reference: a list, a graph, a view, a traceback, `Out`. In `except`, take a note and
 #    leave.
 # 3. After `backward()`, a loss keeps 512 bytes; without it, the whole graph. Some losses keep all their elements.
-# 4. `empty_cache` frees no tensor. Between attempts of different size it makes room; in `except`, too early.
+# 4. `empty_cache` frees no tensor. Between attempts of different size it makes room; inside `except` it comes too
+#    early.
 # 5. A batch fits when two whole steps fit.
 
 # %% next [markdown]

@@ -45,12 +45,13 @@ speed = {row.setting: row.value for row in rows if row.unit == "tokens/s"}
 draw(gib, speed, "One GPT-2: 7 times as fast in a quarter of the memory", "GiB (recorded)")
 
 # %% series-text [markdown]
-# Up is faster, left is smaller. The last three steps go both ways. TF32 and 16-bit weights are lesson 07's; the others
-# you meet here: an optimizer in one kernel, operations that write less, attention that is never written down.
+# Higher is faster, further left is less memory. The last three steps improve both. TF32 and 16-bit weights belong to
+# lesson 07. The others are here: an optimizer in one kernel, operations that write less, and attention that never
+# writes its table of scores.
 #
-# One remedy is not in the picture, because it goes left and *down*. Backward needs what forward computed, the
-# *activations*. **Activation checkpointing** throws them away, and computes them again when backward comes. We try it on
-# eight blocks of a GPT, as in lesson 04.
+# One remedy is not in the picture, because it goes left and *down*: it saves memory and takes time. Backward needs what
+# forward computed, the *activations*. **Activation checkpointing** discards them, and computes them again in backward.
+# We try it on eight blocks of a GPT, as in lesson 04.
 
 
 # %% imports
@@ -100,9 +101,9 @@ def build(batch, run, optimizer=torch.optim.AdamW, make=gpt, tokens=512):
 
 
 # %% plan-text [markdown]
-# `gpulab.plan` runs this step with shapes and no values, here for a T4. Its bytes are right within about a per cent, its
-# times are a model's. So these numbers are *virtual* on every machine. `show` prints what is in memory at the peak; the
-# rest is temporaries and data.
+# `gpulab.plan` runs this step with shapes and no values, here for a T4. Its bytes are right within about one per cent;
+# its times come from a model. So these numbers are *virtual* on every machine. `show` prints what is in memory at the
+# peak. What its columns do not list is temporaries and data.
 
 
 # %% plan
@@ -142,9 +143,10 @@ why = "Backward has the whole model computed again at once, and this time everyt
 peak_guess.compare(round(100 * after / before), "virtual", because=why)
 
 # %% bars-text [markdown]
-# A *segment* is what one `checkpoint` wraps. To begin backward in a segment, PyTorch computes the whole segment again,
-# and now everything inside is kept, since backward is about to use it. The bars show when the inside of each block is in
-# memory. Forward takes one unit of time for each block, backward two.
+# A *segment* is what one `checkpoint` wraps (not a segment of the allocator, as in lesson 05). To begin backward in a
+# segment, PyTorch computes the whole segment again, and now keeps everything inside, since backward is about to use it.
+# The bars show when the activations inside each block are in memory. Forward takes one unit of time for each block,
+# backward two.
 
 # %% bars
 figure, panels = plt.subplots(1, 3, figsize=(9.6, 2.7), sharey=True)
@@ -158,10 +160,10 @@ panels[0].set_ylabel("block")
 gpulab.style.show(figure, alt="Bars over time: 8, then 4, then 1 of the eight blocks are in memory at once.")
 
 # %% turn-text [markdown]
-# One segment at a time comes back. So make the segments small.
+# Only one segment at a time is in memory again. So make the segments small.
 #
-# **Your turn** · 3 minutes. Change `in_segments`, so that the peak of the step falls below 60 %, and the gradients stay
-# what they are. `model` is an `nn.Sequential` of eight blocks.
+# **Your turn** · 3 minutes. Change `in_segments`, so that the peak of the step falls below 60 % and the gradients stay
+# the same. `model` is an `nn.Sequential` of eight blocks.
 
 
 # %% turn tags=["your-turn"]
@@ -180,9 +182,9 @@ gpulab.turn.in_segments(in_segments)
 # %% again-text [markdown]
 # ## Keep the input, compute the rest again
 #
-# For an `nn.Sequential` PyTorch has a function that cuts it into equal segments. It leaves the last one whole, since
-# backward begins with it and needs it at once. So seven of our eight blocks run forward a second time. How much longer
-# is the step?
+# For an `nn.Sequential` PyTorch has a function that cuts it into equal segments. It does not checkpoint the last one,
+# since backward begins there and needs its activations at once. So seven of our eight blocks run forward a second time.
+# How much longer does a step take?
 
 # %% again-predict
 time_guess = gpulab.predict("How much longer does a step with eight segments take?", unit="%")
@@ -201,11 +203,11 @@ longer = plans["eight segments"].step_ms / plans["no checkpointing"].step_ms - 1
 time_guess.compare(round(100 * longer), "virtual", because=why)
 
 # %% again-next [markdown]
-# Half of the memory. What is left? Weights, gradients and Adam's state take most of the new peak, and checkpointing
+# This halves the memory. What is left? Weights, gradients and Adam's state take most of the new peak, and checkpointing
 # cannot lower them. **When you have lowered one peak, ask where the next one is.**
 #
-# The price in time is that of a GPU which computes all the time: two products in backward for each in forward. Three
-# real networks on an H100, every block computed again (recorded):
+# This price in time assumes that the GPU always computes, with two products in backward for each in forward. Here are
+# three real networks on an H100, with every block computed again (recorded):
 #
 # | ms a step | float32 | bf16 (autocast) |
 # |---|---|---|
@@ -213,8 +215,9 @@ time_guess.compare(round(100 * longer), "virtual", because=why)
 # | ViT-B/16, 64 images | 183 → 224, 22 % | 42 → 64, 55 % |
 # | ResNet-50, 64 images | 82 → 103, 26 % | 35 → 74, 111 % |
 #
-# In bf16 the kernels are short, and this GPU waits for its host, a slow one, which launches the second forward pass
-# too. So expect **about a quarter where float32 products take the time, more in 16 bits, most where the GPU waits**.
+# In bf16 the kernels are short, so this GPU waits for its host, which is slow and launches the second forward pass,
+# too. So expect **about a quarter more time where float32 products dominate, more in 16 bits, and most where the GPU
+# waits for the host**.
 
 # %% again-explain [markdown]
 # The result must stay the same, and dropout is the hard part: the second pass has to draw the same mask. So
@@ -229,8 +232,8 @@ for keep in (True, False):
     print(f"{keep!s:<5} forward {out.int().tolist()} backward {ones.grad.int().tolist()}")
 
 # %% again-rng [markdown]
-# `True` is the default. Python's `random` and NumPy's generator are *not* stored: a number that a segment draws from
-# them is another one the second time. The gradient is wrong without a word, or a branch changes and you get a
+# `True` is the default. Python's `random` and NumPy's generator are *not* stored, so a segment that draws from them
+# gets other numbers the second time. The gradient is then wrong without an error, or a branch changes and you get a
 # CheckpointError. Draw with `torch`.
 #
 # `use_reentrant=False` selects the newer implementation. The default is still the older one; *Common mistakes* shows
@@ -244,10 +247,10 @@ for keep in (True, False):
 #
 # $$\text{kept}(S) \approx S\,b + \frac LS\,I \qquad\Rightarrow\qquad S_\text{best} = \sqrt{L\,I/b}$$
 #
-# That is $\sqrt L$ only if a layer keeps as much inside as its input has: $I = b$.
+# $S_\text{best}$ is $\sqrt L$ only if a layer keeps as much inside as its input takes: $I = b$.
 #
-# **Your turn** · 4 minutes. Write `best_segments`: the number of *equal* segments, a divisor of `layers`, that keeps the
-# least. A layer keeps `inside` bytes; its input has `given` bytes.
+# **Your turn** · 4 minutes. Write `best_segments`: the number of *equal* segments, a divisor of `layers`, that keeps
+# the least. A layer keeps `inside` bytes; its input takes `given` bytes.
 
 
 # %% segments-turn tags=["your-turn"]
@@ -273,16 +276,16 @@ x = torch.randn(1, 512, 768, device=gpu.device)
 print("a block:", gpulab.memory.activation_bytes(Block().to(gpu.device), x))
 
 # %% segments-explain [markdown]
-# A block keeps about 15 times its input, and √(8 · 15) is 11 segments, more than there are blocks: cut at every block.
-# (96 blocks are best in 32 segments: 5 % of the bytes stay, not 7 (computed).) $\sqrt L$ fits stacks of thin layers,
-# such as `Linear` and `Tanh`. Choose a number that divides: `checkpoint_sequential` gives what is left over to the last
-# segment, which stays whole.
+# A block keeps about 15 times its input, and √(8 · 15) is 11 segments, more than there are blocks: so cut at every
+# block. (For 96 blocks, 32 segments are best: they keep 5 % of the bytes, and 96 segments keep 7 % (computed).)
+# $\sqrt L$ fits stacks of thin layers, such as `Linear` and `Tanh`. Choose a divisor: `checkpoint_sequential` puts
+# left-over layers into the last segment, which is not checkpointed.
 #
 # ### See it move
 #
-# The simulator opens on 24 layers in 4 segments. Drag the moment through the step.
+# The simulator opens on 24 layers in 4 segments. Drag *Moment* through the step.
 #
-# 1. Set *Segments* to 5. Why is the peak higher than with 4? Then to 24: in which moment is the peak now?
+# 1. Set *Segments* to 5. Why is the peak higher than with 4? Then set it to 24: at which moment is the peak now?
 # 2. Under *More settings*, set *A layer keeps* to twice its input. Which number of segments is best?
 
 # %% simulator
@@ -291,9 +294,9 @@ gpulab.sim.step_memory()
 # %% selective-text [markdown]
 # ## Keep what was expensive, compute again what was cheap
 #
-# In float32, matrix products and attention take most of a block's time. Normalisation, GELU, dropout and the sums are quick, and
-# keep many bytes all the same. *Selective* checkpointing keeps the results of the operations that you name. The
-# names are those that PyTorch runs below `nn.Linear`: `addmm` is a product with a bias, `mm` one without.
+# In float32, matrix products and attention take most of a block's time. Normalisation, GELU, dropout and additions are
+# quick, but keep many bytes. *Selective* checkpointing keeps the results of the operations that you name. Name what
+# PyTorch runs below `nn.Linear`: `addmm` is a product with a bias, `mm` one without.
 
 # %% selective-run
 aten = torch.ops.aten
@@ -312,24 +315,24 @@ def selective(model, x):
 show(plans | {"keep what was expensive": planned(selective)})
 
 # %% selective-explain [markdown]
-# Two fifths of the saving for a small part of the price, on this T4 in float32. With tensor cores products are cheaper,
-# and the rest weighs more.
+# This gives two fifths of the saving for a small part of the price, on this T4 in float32. With tensor cores, products
+# take less of the time, so computing the rest again costs relatively more.
 #
-# **The loss is a layer too.** In a language model the largest tensor is often the logits: 4096 tokens and the 50,257
-# words of GPT-2 are 785 MiB in float32, and the loss keeps as much again. Cut the tokens into pieces, and checkpoint
-# head and loss of each.
+# **The loss is a layer too.** In a language model the largest tensor is often the logits: 4096 tokens times GPT-2's
+# vocabulary of 50,257 take 785 MiB in float32, and the loss keeps as much again. Cut the tokens into pieces, and
+# checkpoint the head and the loss of each piece.
 
 # %% attention-text [markdown]
 # ## Attention that is never written down
 #
 # Attention as in the formula, $\mathrm{softmax}(QK^\top/\sqrt d)\,V$, writes a table of length × length for each head.
 # The kernels behind `F.scaled_dot_product_attention` (FlashAttention, memory-efficient attention, cuDNN's) work through
-# the table in tiles that stay on the chip, and compute the tiles again in backward. So they are checkpointing, inside
-# one kernel.
+# the table in tiles that stay on the chip, and compute the tiles again in backward. This is checkpointing inside a
+# kernel.
 #
 # Our blocks use such a kernel, and their step peaks at 2.3 GiB. With the formula it is 3.1 GiB (virtual), for eight
-# texts of 512 tokens. Now the same 4096 tokens as *one* text. With the kernel the peak stays where it is. With the
-# formula?
+# texts of 512 tokens. Now take the same 4096 tokens as *one* text. With the kernel the peak stays the same. How high is
+# it with the formula?
 
 # %% attention-predict
 attention_guess = gpulab.predict("Peak with the formula, one text of 4096 tokens", unit="GiB")
@@ -346,16 +349,16 @@ peak = cases["formula, 1 × 4096"].peak_allocated / 2**30
 attention_guess.compare(round(peak, 1), "virtual", because=why)
 
 # %% attention-explain [markdown]
-# The kernel computes the scores twice and is faster all the same: it writes no table (lesson 01), and skips the
-# half that `is_causal` masks. And it is no approximation: it is the same sum in another order. So use it before any
-# checkpointing. (With the formula, checkpointing brings back a whole table for the block at work.)
+# The kernel computes the scores twice and is faster all the same: it writes no table (lesson 01), and skips the half
+# that `is_causal` masks. It is no approximation: it adds the same numbers in another order. So use it before any
+# checkpointing. (With the formula, a checkpointed step still has the whole table of one block at a time.)
 #
 # Look at the opening again: FlashAttention was its last step. Our virtual A100 gives the memory of all these dots within
 # 1 %. Its speed is 1.2 to 1.5 times too high, at the last dot 1.7 times ([how exact it is](../docs/accuracy.md)).
 
 # %% attention-lost [markdown]
-# What can take the kernel away from you: `nn.MultiheadAttention` computes the table unless you say `need_weights=False`.
-# FlashAttention wants 16 bits and compute capability 8.0 (A100) or more; a T4 takes the memory-efficient kernel.
+# Two things can cost you the kernel. `nn.MultiheadAttention` computes the table unless you pass `need_weights=False`.
+# FlashAttention needs 16 bits and compute capability 8.0 (A100) or more; a T4 takes the memory-efficient kernel.
 
 # %% optimizer-text [markdown]
 # ## The optimizer's share
@@ -381,23 +384,23 @@ temporary_guess.compare(round(temporary, 1), "virtual", because=why)
 stepped["AdamW"]
 
 # %% optimizer-explain [markdown]
-# This is the moment of the peak: with one text it is the optimizer's step. By then the activations are gone. So the peak is not the sum of
+# With one text, the peak comes in the optimizer's step, when the activations are gone. So the peak is not the sum of
 # everything, but roughly the larger of two moments:
 #
 # weights + state + max(activations, gradients + temporaries)
 #
-# With large batches the temporaries hide under the activations. With small batches, or after checkpointing, they may be
-# the peak. `fused=True` removes them.
+# With large batches, the activations set the peak. With small batches, or after checkpointing, gradients and
+# temporaries may. `fused=True` removes the temporaries.
 #
-# **Adafactor** keeps a row and a column of statistics in place of a matrix. It is another algorithm: tune the learning
-# rate again. **8-bit Adam** (`bitsandbytes`, `torchao`) keeps Adam's two numbers in a byte each, with a scale for every
-# 256: 2 × (1 + 4/256) = 2.03 bytes a parameter (computed).
+# **Adafactor** keeps a row and a column of statistics in place of a matrix. It is a different algorithm, so tune the
+# learning rate again. **8-bit Adam** (`bitsandbytes`, `torchao`) keeps Adam's two numbers in a byte each, with a scale
+# for every 256: 2 × (1 + 4/256) = 2.03 bytes a parameter (computed).
 
 # %% backward-text [markdown]
 # ## Gradients that never meet
 #
-# After backward every gradient waits for the optimizer. Adam updates each parameter by itself, so it may step inside
-# backward, as soon as a gradient is complete, and let it go:
+# After backward every gradient waits for the optimizer. Adam updates each parameter by itself, so it can step inside
+# backward as soon as a gradient is complete, and free the gradient:
 
 
 # %% backward-run
@@ -418,8 +421,8 @@ show({"fused, inside backward": planned(eight_segments, in_backward, batch=1)})
 
 # %% backward-explain [markdown]
 # The default AdamW takes five times the weights (weights, gradients, two of state, temporaries), this one little more
-# than three. What you give up: nobody sees all gradients together. So no clipping by their norm, no accumulation
-# (lesson 08), no `GradScaler` (lesson 07).
+# than three. You give up what needs the gradients after backward: clipping by their norm, accumulation (lesson 08),
+# `GradScaler` (lesson 07).
 
 # %% host-text [markdown]
 # ## Send it to the host
@@ -427,7 +430,7 @@ show({"fused, inside backward": planned(eight_segments, in_backward, batch=1)})
 # `torch.autograd.graph.save_on_cpu(pin_memory=True)` sends what autograd keeps to the host, and fetches it in backward.
 # Each byte crosses the bus twice. Our blocks keep 1.5 GiB. At 12 GB/s (PCIe 3, pinned) that is 0.27 s, beside a step of
 # 0.38 s on the T4 (computed; virtual). A faster GPU has a shorter step; its bus is rarely faster by as much. A program
-# that copies on a second stream (lesson 03) hides what fits under the arithmetic; `save_on_cpu` does not.
+# that copies on a second stream (lesson 03) can overlap the copies with arithmetic; `save_on_cpu` does not.
 #
 # And it is not selective. What does it send?
 
@@ -448,8 +451,8 @@ with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
 print("one block, one text:", {kind: f"{mib:.1f} MiB" for kind, mib in sent.items()})
 
 # %% host-explain [markdown]
-# The weights go too, and come back as second copies, though they never left. Your own pair of hooks can leave weights
-# and small tensors where they are: the second exercise.
+# The weights are sent too, and come back as second copies, although they never left the GPU. Your own pair of hooks can
+# leave weights and small tensors where they are; exercise 2 is about that.
 
 # %% lora-text [markdown]
 # ## LoRA: what it saves
@@ -493,13 +496,13 @@ lora_guess.compare(round(100 * share), "virtual", because=why)
 
 # %% lora-explain [markdown]
 # With adapters on `qkv` alone, the frozen layers of the MLP keep no input. LoRA saves gradients and state,
-# checkpointing activations: use both. Frozen layers *below* everything that is trained are another matter. Backward
-# never gets there, and they keep nothing.
+# checkpointing saves activations: use both. Frozen layers *below* everything that is trained keep nothing, because
+# backward never gets there.
 
 # %% price-text [markdown]
 # ## The price list
 #
-# All of it on our eight blocks, each remedy on top of those before; mixed precision is lesson 07's.
+# Here are the remedies on our eight blocks, each added to those before. Lesson 07 explains autocast.
 
 # %% price-run
 half = torch.autocast("cuda", dtype=torch.float16)
@@ -515,11 +518,11 @@ speed = {name: 8 * 512 / found.step_ms * 1e3 for name, found in prices.items()}
 draw(mib, speed, "First what costs no time, then checkpointing", "MiB (virtual T4)")
 
 # %% price-explain [markdown]
-# Memory that costs no time comes first: attention kernel, fused optimizer, mixed precision. Then checkpointing, which
-# sells time for memory. A remedy for what is not in the peak buys no memory: here the fused optimizer. (Autocast's gain
-# on the virtual T4 is above most recorded ones: whole trainings gained 2 to 4 times, lesson 07.)
+# What costs no time comes first: attention kernel, fused optimizer, mixed precision. Then comes checkpointing, which
+# trades time for memory. A remedy for what is not in the peak saves no memory, like the fused optimizer here.
+# (Autocast's gain on the virtual T4 is above most recorded ones: whole trainings gained 2 to 4 times, lesson 07.)
 #
-# A plan is a prediction. Hold one against this machine, with one block and one text:
+# A plan is a prediction. Compare one with this machine, for one block and one text:
 
 # %% price-plan
 found = gpulab.plan(lambda batch: build(batch, plain, make=lambda: gpt(1)), 1)
@@ -555,17 +558,17 @@ gpulab.turn.must_fit(remedies)
 # | you will read | verdict | tested in |
 # |---|---|---|
 # | “Checkpointing saves 50–70 % of the memory for 30 % more compute.” | The time is about right in float32. The saving is of activations only: none with one segment, most with one for each block. | *A question worth asking*, *Keep the input* |
-# | “It brings memory down to $O(\sqrt L)$.” | With $\sqrt L$ segments of thin layers. In general $\sqrt{L\,I/b}$ segments are best. | *How many segments* |
-# | “Always enable gradient checkpointing.” | It costs time even where the peak is elsewhere. First what costs nothing. | *The price list* |
+# | “It brings memory down to $O(\sqrt L)$.” | Yes, with $\sqrt L$ segments of thin layers. In general $\sqrt{L\,I/b}$ segments are best. | *How many segments* |
+# | “Always enable gradient checkpointing.” | It costs time even where the peak is elsewhere. First use what costs nothing. | *The price list* |
 # | “The model is too large: checkpoint it.” | Weights, gradients and optimizer state stay. | *Keep the input* |
-# | “FlashAttention is an approximation.” | The same sum in another order. | *Attention* |
+# | “FlashAttention is an approximation.” | No: it adds the same numbers in another order. | *Attention* |
 # | “LoRA fine-tunes in a fraction of the memory.” | A fraction of gradients and state; the weights and most activations stay. | *LoRA* |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
 # **Leaving `use_reentrant` out.** The older implementation runs forward without a graph, and looks at the *inputs* to
-# find out whether anything needs a gradient. Data need none. The warning says so, once, and scrolls away:
+# find out whether a gradient is needed. Input data need none. A warning says so once, and scrolls away:
 
 # %% mistake-reentrant tags=["raises-exception"]
 warnings.simplefilter("ignore")
@@ -574,7 +577,8 @@ data = torch.randn(8, 16, device=gpu.device)
 checkpoint(four, data).sum().backward()
 
 # %% mistake-reentrant-text [markdown]
-# The error is the lucky case. `checkpoint_sequential` leaves its last segment whole, so backward succeeds:
+# You are lucky if you get this error. `checkpoint_sequential` does not checkpoint its last segment, so backward
+# succeeds:
 
 # %% mistake-sequential
 checkpoint_sequential(four, 2, data, use_reentrant=True).sum().backward()
@@ -603,11 +607,11 @@ gpulab.turn.untrained(untrained)
 # **Four more**, with what you get:
 #
 # - `model.gradient_checkpointing_enable()` on your own `nn.Module`: AttributeError; it is a method of Hugging Face's
-#   models. The same for `self.layer1` in a class that a tutorial prints without its `__init__`.
+#   models. You get it also for `self.layer1` in a class that a tutorial prints without its `__init__`.
 # - `checkpoint_sequential` with more segments than layers: ValueError.
 # - A segment that begins with `nn.ReLU(inplace=True)` overwrites its input, the one tensor that had to stay:
 #   RuntimeError in backward.
-# - BatchNorm in a segment meets every batch twice: the gradient is right, the running statistics move twice.
+# - BatchNorm in a segment sees every batch twice: the gradient is right, but the running statistics move twice.
 
 # %% quiz-text [markdown]
 # ## Quick check
@@ -619,14 +623,14 @@ gpulab.quiz(6)
 # ## Take-aways
 #
 # 1. The peak counts. Lower it, then ask where the next one is: activations, gradients, or the optimizer's step.
-# 2. Checkpointing costs one forward pass. One segment saves nothing; cut a transformer at every block, other stacks at
-#    $\sqrt{L\,I/b}$ segments.
-# 3. First what costs no time: attention kernels, `fused=True`, mixed precision where products are large.
+# 2. Checkpointing costs one forward pass. One segment saves nothing; cut a transformer at every block, and other stacks
+#    into $\sqrt{L\,I/b}$ segments.
+# 3. Use first what costs no time: attention kernels, `fused=True`, mixed precision where products are large.
 # 4. LoRA lowers gradients and state, and keeps most of the activations. Checkpointing does the opposite.
 # 5. Before you offload, compare the seconds on the bus with those of computing again.
 #
 # **For the checklist:** `use_reentrant=False` · no `None` in `.grad` after the first backward · no Python randomness in
-# a segment · read the peak, not what is left · `fused=True` · `need_weights=False`.
+# a segment · read the peak, not what is left after the step · `fused=True` · `need_weights=False`.
 
 # %% next [markdown]
 # ## What next

@@ -5,7 +5,7 @@
 # saves on your model.
 #
 # After this lesson you can **choose** a number format for a GPU and a job · **predict** whether autocast saves memory
-# on your network · **put** scaler, clipping and step in their order · **find** weights that have stopped learning.
+# on your network · **put** scaler, clipping and step in the right order · **find** weights that have stopped learning.
 #
 # | time | before this | runs on |
 # |---|---|---|
@@ -26,9 +26,9 @@ device = gpu.device
 # %% question-text [markdown]
 # ## A question worth asking
 #
-# “Two lines of AMP halve your memory.” You will read it in many tutorials. Here is the line (today it is one), around
-# eight layers of 1024 units, with a batch of 8. We count what forward keeps for backward, as in lesson 04. How much does
-# autocast save?
+# “Two lines of AMP halve your memory.” You will read it in many tutorials. We put the line (today it is one) around
+# eight layers of 1024 units, with a batch of 8. We count what forward keeps for backward, as in lesson 04. How much
+# does autocast save?
 
 # %% question-predict
 held_guess = gpulab.predict("Kept for backward: autocast against float32", unit="times")
@@ -52,9 +52,9 @@ why = "Backward needs 16-bit copies of the float32 weights: 1024 × 1024 numbers
 held_guess.compare(round(mixed / plain, 1), gpu.numbers, because=why)
 
 # %% question-answer [markdown]
-# Seven layers keep a copy. The first one's backward needs none, since nobody asks for the gradient of `x`.
+# Seven layers keep a copy. The first layer's backward needs none, since `x` requires no gradient.
 #
-# The sentence is wrong for this batch, and nearly right for another. Where is the line?
+# The tutorials are wrong for this batch, and nearly right for a large one. Where does that change?
 
 # %% formats-text [markdown]
 # ## What 16 bits keep
@@ -85,16 +85,16 @@ why = "Below 1 the next bf16 number is 0.0039 away, so each difference is rounde
 left_guess.compare(weight.item(), "computed", because=why)
 
 # %% stuck-explain [markdown]
-# This is the sentence to keep: **16 bits are enough for a product, and too few for a sum of many small changes.** A
-# training step has both. Mixed precision treats them differently.
+# Remember: **16 bits are enough for a product, and too few for a sum of many small changes.** A training step has both,
+# and mixed precision treats them differently.
 #
 # ### See it move
 #
 # The simulator opens on this weight.
 #
 # 1. Raise *Each update takes away* to 0.2 %. Where does bf16 end, and why?
-# 2. *Format* fp16: most of the way, and a wrong end.
-# 3. *times 10 to the power* −8, fp16: what is stored? This will be a gradient.
+# 2. Set *Format* to fp16. How far does it get, and why not further?
+# 3. Set *times 10 to the power* to −8, still in fp16. What is stored? You will meet such a gradient.
 
 # %% formats-simulator
 gpulab.sim.number_formats()
@@ -102,8 +102,9 @@ gpulab.sim.number_formats()
 # %% autocast-text [markdown]
 # ## Autocast decides for each operation
 #
-# `torch.autocast` does not change the model. Inside its block each *operation* looks itself up in a list, and casts its
-# inputs: products to 16 bits, delicate functions to float32. An operation in no list takes its inputs as they come.
+# `torch.autocast` does not change the model. Inside its block, PyTorch looks up each *operation* in its lists and casts
+# the inputs: those of products to 16 bits, those of delicate functions to float32. An operation in no list takes its
+# inputs as they come.
 #
 # Below, `h` is a matrix product of two float32 matrices, and everything else is computed from it.
 
@@ -123,11 +124,11 @@ why = "GELU, ReLU and mean are in no list. Where two dtypes meet, the wider one 
 count_guess.compare(len(short), "computed", because=why)
 
 # %% autocast-lists [markdown]
-# To 16 bits goes what is faster there. To float32 goes what turns small errors into large ones, or adds many terms
-# (`mean` is an exception). bf16 has the same lists; without `dtype=` autocast takes fp16 on CUDA. One surprise is in no
-# list: cuDNN runs `nn.LSTM` and `nn.GRU` in *fp16*, whatever dtype you choose.
+# Operations that are faster in 16 bits run in 16 bits. Those that turn small errors into large ones, or add many terms,
+# run in float32 (`mean` is an exception). bf16 has the same lists; without `dtype=` autocast takes fp16 on CUDA. One
+# surprise is in no list: with cuDNN, `nn.LSTM` and `nn.GRU` run in *fp16*, whatever dtype you choose.
 #
-# Now a real layer and a step. What are a weight, its gradient and Adam's state?
+# After one step of a real layer, which dtypes do a weight, its gradient and Adam's state have?
 
 # %% parameters-run
 layer = nn.TransformerEncoderLayer(64, 4, device=device)
@@ -155,8 +156,8 @@ print(weight.dtype, weight.grad.dtype, optimizer.state[weight]["exp_avg"].dtype)
 # %% saves-text [markdown]
 # ## What it saves, and from which batch on
 #
-# Back to the opening. With more rows (samples, or tokens) the activations grow, and the copies of the weights do not. So
-# there is a batch from which on autocast pays. The layers are 1024 wide.
+# Back to the opening. With more rows (samples, or tokens) the activations grow, and the copies of the weights do not.
+# So from some batch on, autocast pays. The layers are 1024 wide.
 
 # %% saves-predict
 rows_guess = gpulab.predict("From how many rows on, in steps of 64, does it keep less?")
@@ -188,9 +189,9 @@ gpulab.style.show(figure, alt=f"Kept, autocast against float32, for {batches} ro
 #
 # > Autocast keeps less once the **numbers that it keeps in 16 bits outnumber the weights that it copies**.
 #
-# A convolution has few weights and its rows are pixels: it pays soon. Now real networks, and the peak of a whole step,
-# in float32 and under bf16 autocast.
-# Weights, gradients and Adam's state, 16 bytes a parameter, do not shrink.
+# A convolution has few weights, and its rows are pixels, so autocast pays even at small batches. Now take real
+# networks, and the peak of a whole step, in float32 and under bf16 autocast. Weights, gradients and Adam's state, 16
+# bytes a parameter, do not shrink.
 
 
 # %% real-models
@@ -229,14 +230,14 @@ for make, batch in ((resnet50, 8), (resnet50, 64), (gpt2, 1), (gpt2, 8)):
     print(f"{make.__name__:<8} batch {batch:>2}: {sizes}, {1 - half / full:.0%} saved (virtual)")
 
 # %% real-explain [markdown]
-# No single figure can be right. The ResNet saves early: BatchNorm and ReLU
-# keep 16-bit tensors too. The GPT keeps large float32 tensors: layer norms, and the loss over 50,257 words.
+# No single figure can be right. The ResNet saves much even at batch 8: BatchNorm and ReLU keep 16-bit tensors, too. The
+# GPT keeps large float32 tensors: layer norms, and the loss over 50,257 words.
 #
 # Recorded: BERT-large on a V100, batch 4, went from 14,949 to 13,939 MiB, **7 % less memory, and 2.1 times as fast**.
 # With one text at a time and checkpointing, fp16 *raised* it from 6,775 to 7,275 MiB.
 #
 # **Your turn** · 3 minutes. Which of these saves more than a third of its peak? Each image, or text, adds the same
-# bytes. So two lines of the table are enough for each network.
+# bytes. So the two printed lines of each network are enough.
 #
 # - **A**: `resnet50`, 16 images of 224 × 224
 # - **B**: `resnet50`, 16 images of 64 × 64
@@ -269,21 +270,21 @@ gpulab.turn.save_a_third(save_a_third)
 # | RTX 3090 | 35.6 | 36 | 71 | 71 |
 # | H100 | 67 | 494 | 989 | 989 |
 #
-# A dash means: not in hardware. PyTorch has a function to ask. A T4, the GPU of many free notebooks, says:
+# A dash means: not in hardware. Does a T4, the GPU of many free notebooks, have bf16? PyTorch says:
 
 # %% gpus-ask
 with gpulab.VirtualGPU("T4", compute=False):
     print(torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(including_emulation=False))
 
 # %% gpus-explain [markdown]
-# The first answer counts emulation, which gains nothing: a V100 multiplied at 9.6 TFLOP/s in bf16, 14.0 in fp32, about
-# 95 in fp16 (recorded). Ask the second way, or whether the compute capability is 8.0 or higher.
+# The first answer includes emulation, which gains nothing: a V100 multiplied at 9.6 TFLOP/s in bf16, 14.0 in fp32,
+# about 95 in fp16 (recorded). Ask the second way, or whether the compute capability is 8.0 or higher.
 #
-# Nor is a peak a promise. A T4 has 70 W, and keeps up 24 of its 65 TFLOP/s (recorded). An A100 reached 295 on zeros
-# and 257 on random numbers (recorded): its power limit, too.
+# And a peak is no promise. A T4 may draw 70 W, and sustains 24 of its 65 TFLOP/s (recorded). An A100 reached 295
+# TFLOP/s on zeros and 257 on random numbers (recorded), because of its power limit, too.
 #
-# Whole trainings gain less than products. Images a second on one GPU, recorded by NVIDIA. On the V100 the batch was
-# larger under AMP, which is a part of the gain:
+# Whole trainings gain less than products. These are images per second on one GPU, recorded by NVIDIA; on the V100 a
+# larger batch under AMP is part of the gain:
 #
 # | training | V100: fp32 → AMP | A100: TF32 → AMP |
 # |---|---|---|
@@ -297,7 +298,7 @@ with gpulab.VirtualGPU("T4", compute=False):
 # %% vanish-text [markdown]
 # ## Gradients that vanish, and the scaler
 #
-# fp16 lacks range. Activations rarely mind; gradients do. A language model with 50,257 words averages its loss over,
+# fp16 lacks range. Activations rarely need it; gradients do. A language model with 50,257 words averages its loss over,
 # say, 8192 tokens. The gradient of one logit is then $p/8192$, where $p$ is about $1/50257$ before training: a number
 # near $2\cdot10^{-9}$. Under autocast the logits have 16 bits, and so has their gradient.
 
@@ -316,12 +317,12 @@ why = "Below 3·10⁻⁸ fp16 has nothing. Mostly the gradient of the right word
 lost_guess.compare(round(lost, 1), "computed", because=why)
 
 # %% vanish-explain [markdown]
-# No error, no NaN. The remedy is one multiplication. Scale the *loss* by 65,536; by the chain rule
-# every gradient is 65,536 times as large. Before the step, divide the float32 gradients of the parameters by it.
+# You get no error and no NaN. The remedy is one multiplication. Scale the *loss* by 65,536; by the chain rule every
+# gradient is 65,536 times as large. Before the step, divide the float32 gradients of the parameters by the same number.
 #
-# How large? As large as possible without `inf`, which nobody knows beforehand. So `GradScaler` tries. It
+# The scale should be as large as possible without `inf`, and nobody knows that number beforehand. So `GradScaler`
 # begins at 65,536 and looks for `inf` and NaN in the gradients. If it finds any, it *skips* the optimizer step and
-# halves the scale. After 2000 good steps in a row it doubles it.
+# halves the scale. After 2000 good steps in a row it doubles the scale.
 #
 # A few skipped steps at the start are normal, and one now and then later. A scale that *keeps* falling is not: then
 # `inf` or NaN comes from the forward pass or the data, and no scale can help.
@@ -330,9 +331,9 @@ lost_guess.compare(round(lost, 1), "computed", because=why)
 #
 # The simulator follows `GradScaler` through 5000 steps, with toy gradients.
 #
-# 1. *First scale* $2^0$: how much of the gradient is lost? Why does the scaler begin high?
-# 2. *First scale* $2^{24}$: what does it cost to begin far too high?
-# 3. *Bad batches* 200: look at the scale at the end. There is no floor; who would tell you?
+# 1. Set *First scale* to $2^0$. How much of the gradient is lost? Why does the scaler begin high?
+# 2. Set *First scale* to $2^{24}$. What does it cost to begin far too high?
+# 3. Set *Bad batches* to 200. What is the scale at the end? It has no lower limit: how would you notice?
 
 # %% scaling-simulator
 gpulab.sim.loss_scaling()
@@ -340,8 +341,8 @@ gpulab.sim.loss_scaling()
 # %% order-text [markdown]
 # ## The order: unscale, clip, step, update
 #
-# **Your turn** · 4 minutes. Four lines make a plain loop one in fp16: autocast around model and loss, the loss scaled,
-# the step through the scaler, the scaler's update.
+# **Your turn** · 4 minutes. Four changes make this a loop in fp16: put autocast around model and loss, scale the loss,
+# step through the scaler, and update the scaler.
 
 
 # %% loop-turn tags=["your-turn"]
@@ -364,7 +365,7 @@ def train_fp16(model, optimizer, scaler, batches):
 gpulab.turn.train_fp16(train_fp16)
 
 # %% order-step-text [markdown]
-# The step for all precisions, with clipping. Click a line, or use the arrow keys.
+# Here is a step for all precisions, with clipping. Click a line, or use the arrow keys.
 
 
 # %% order-step
@@ -391,8 +392,8 @@ gpulab.annotated(train_step, {
 })
 
 # %% train-text [markdown]
-# Does it matter? A small network learns the digits four times, with the same start and data. `weight` multiplies the
-# loss by $10^{-4}$, as if it were a small term of a larger one. Adam hardly notices such a factor.
+# Does the scaler matter? A small network learns the digits four times, with the same start and data. `weight`
+# multiplies the loss by $10^{-4}$, as if it were a small term of a larger one. Adam hardly notices such a factor.
 
 # %% train-define
 images, digits = (part.to(device) for part in gpulab.data.digits("train"))
@@ -421,7 +422,7 @@ gpulab.style.show(figure, alt="Three curves of the loss fall together, fp16 with
 
 # %% train-explain [markdown]
 # Without the factor this network needs no scaler. That is the trap: whether fp16 needs one depends on your loss, not on
-# your code. So always use it. Does it wait for the GPU?
+# your code. So always use one. Does it make the host wait for the GPU?
 
 # %% scaler-sync
 model, scaler = nn.Linear(8, 10).to(device), torch.amp.GradScaler(device.type)
@@ -434,9 +435,9 @@ for fused in (False, True):
 # The host decides whether to skip, so `scaler.step` waits in every step. A `fused=True` optimizer decides on the GPU.
 # bf16 needs no scaler, and no wait.
 #
-# Clip before `unscale_`, and you clip a gradient that is 65,536 times as long: SGD nearly stands still. (Adam divides
-# by the length again, and mostly hides it.) Without clipping leave `unscale_` out; `step` does it. Clipping does not
-# help against `inf`: it multiplies by 0, and `inf × 0` is NaN.
+# If you clip before `unscale_`, you clip a gradient that is 65,536 times too long, and SGD nearly stands still. (Adam
+# normalises its steps, which mostly hides this.) Without clipping, leave `unscale_` out: `step` does it. Clipping does
+# not help against `inf`: it multiplies by 0, and `inf × 0` is NaN.
 #
 # A skipped step changes no weight, so the learning-rate schedule should not advance. The usual test is whether the scale
 # has fallen; `get_scale()` waits for the GPU. And save `scaler.state_dict()` in the checkpoint.
@@ -445,9 +446,9 @@ for fused in (False, True):
 # ## Weights stay in float32
 #
 # Why not convert the model, `model.to(torch.bfloat16)`, and save half of everything? You saw one weight stand still.
-# Now a network: 20 steps of Adam at $10^{-5}$, the learning rate of a fine-tuning. We watch its last layer, whose weights
-# lie evenly between −0.088 and 0.088. Adam moves a weight by about the learning rate. bf16 numbers are 0.4 to 0.8 % of
-# their size apart.
+# Now a whole network makes 20 steps of Adam at $10^{-5}$, a learning rate of fine-tuning. We watch its last layer,
+# whose weights lie evenly between −0.088 and 0.088. Adam moves a weight by about the learning rate. bf16 numbers are
+# 0.4 to 0.8 % of their size apart.
 
 # %% weights-predict
 moved_guess = gpulab.predict("What share of the bf16 weights has changed?", unit="%")
@@ -529,8 +530,8 @@ axes.legend(title="this lesson's")
 gpulab.style.show(figure, alt=f"GPT-2, tokens per second: {speed}; GiB: {gib}")
 
 # %% series-explain [markdown]
-# TF32: 2.2 times as fast, and no byte saved. The second step, 1.6 times, converted the *weights* to bf16, with
-# gradients and Adam's state: half of everything, at the price that you have just seen.
+# TF32 made it 2.2 times as fast and saved no byte. The other step, 1.6 times as fast, converted the *weights* to bf16,
+# and with them gradients and Adam's state. It halves everything, at the price that *Weights stay in float32* shows.
 
 # %% eight-text [markdown]
 # ## Which format for which job
@@ -543,12 +544,13 @@ gpulab.style.show(figure, alt=f"GPT-2, tokens per second: {speed}; GiB: {gib}")
 # | inference, Ampere or later | bf16 | bf16 | no |
 # | train very large, Ada, Hopper or later | fp8 by a library | float32 | its own scales |
 #
-# **fp8** is no dtype of autocast. *e4m3* has the bits, for weights and activations; *e5m2* has the range, often for
-# gradients. Each tensor, or each part of it, needs a scale. Libraries do it (torchao, Transformer Engine). Recorded by
-# torchtitan on 8 H100, Llama-3.1-8B with `torch.compile`: bf16 6,667 tokens/s *per GPU*, fp8 8,532, in the same memory.
+# **fp8** is no dtype of autocast. *e4m3* has more significant bits and serves weights and activations; *e5m2* has more
+# range and often serves gradients. Each tensor, or each part of it, needs a scale. Libraries do this (torchao,
+# Transformer Engine). On 8 H100, torchtitan trained Llama-3.1-8B with `torch.compile` at 6,667 tokens/s *per GPU* in
+# bf16 and 8,532 in fp8, in the same memory (recorded).
 #
-# **Your turn** · 3 minutes. Each job names its GPU, the significant bits that the factors of its products must keep, and
-# its largest activations. Take the first of these that the GPU has in hardware and that the numbers fit:
+# **Your turn** · 3 minutes. Each job names its GPU, the significant bits that the factors of its products must keep,
+# and its largest activations. Choose the first of these that the GPU has in hardware and that can hold the numbers:
 #
 # `"bf16"` · `"fp16 with scaler"` · `"TF32"` · `"float32"`
 
@@ -581,22 +583,22 @@ gpulab.turn.format_for(formats)
 # | you will read | verdict | tested in |
 # |---|---|---|
 # | “AMP: half the memory, 20 to 30 % faster” | Each holds for some batch. Plan it on your network. | *What it saves* |
-# | “FP16 is 2 to 8 times as fast” | Peaks: 2 to 16 on the chips above. Whole trainings: mostly 2 to 4 (recorded). | *Which GPU* |
+# | “FP16 is 2 to 8 times as fast” | Peak rates are 2 to 16 times float32's on the GPUs above, whole trainings mostly 2 to 4 times as fast (recorded). | *Which GPU* |
 # | “AMP keeps an FP32 master copy” | The parameter is the master; the copy has 16 bits. | *Autocast decides* |
-# | “Backward runs in fp16” | In its forward's dtype; `.grad` has the parameter's. | *Autocast decides* |
+# | “Backward runs in fp16” | An operation's backward runs in the dtype of its forward; `.grad` has the parameter's. | *Autocast decides* |
 # | “Use bf16”, then code without a dtype | On CUDA autocast's default is fp16. | *Autocast decides* |
 # | “'medium' is a simplified AMP” | TF32 inside products; storage stays float32. | *TF32* |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
-# **Only the data, or only the model.** An FAQ says `x.half()`, and the model is forgotten:
+# **Only the data, or only the model.** You follow an FAQ, call `x.half()`, and forget the model:
 
 # %% mistake-half tags=["raises-exception"]
 nn.Linear(8, 10).to(device)(images[:8].half())
 
 # %% mistakes-more [markdown]
-# With autocast convert neither. Without it (inference) convert both.
+# With autocast, convert neither. Without it, for inference, convert both.
 #
 # **More**, with what you get:
 #
@@ -606,7 +608,7 @@ nn.Linear(8, 10).to(device)(images[:8].half())
 # - A mask of −1e9 on fp16 scores: RuntimeError. Use `float("-inf")`, or `F.scaled_dot_product_attention`.
 # - `torch.cuda.amp.autocast()`: FutureWarning. The names are `torch.autocast(device.type, dtype=…)` and
 #   `torch.amp.GradScaler(device.type)`.
-# - `torch.autocast("cpu")` around work on the GPU: nothing changes, without a word.
+# - `torch.autocast("cpu")` around work on the GPU: nothing changes, and nothing warns you.
 
 # %% quiz-text [markdown]
 # ## Quick check
@@ -619,14 +621,14 @@ gpulab.quiz(7)
 #
 # 1. 16 bits are enough for products and too few for sums of small changes. So weights, their gradients and the
 #    optimizer stay float32 under autocast.
-# 2. Forward holds less once it keeps more numbers in 16 bits than it copies weights. Parameters, gradients and Adam's
-#    state stay. Plan it on your network.
+# 2. Autocast keeps less for backward once it keeps more numbers in 16 bits than it copies weights. Parameters,
+#    gradients and Adam's state do not shrink. Plan it on your network.
 # 3. bf16 where the hardware has it, without a scaler. fp16 elsewhere, always with one.
 # 4. Scale, backward, unscale, clip, step, update.
 # 5. By default TF32 is on for convolutions and off for products. Say which, when you write “fp32”.
 #
-# **For the checklist:** `torch.autocast` around forward and loss, with the dtype said · `GradScaler` for fp16 only · clip
-# after unscale · float32 weights · the scaler in the checkpoint.
+# **For the checklist:** `torch.autocast` around forward and loss, with `dtype=` written out · `GradScaler` for fp16
+# only · clip after unscale · float32 weights · the scaler in the checkpoint.
 
 # %% next [markdown]
 # ## What next

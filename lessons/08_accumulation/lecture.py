@@ -1,10 +1,11 @@
 # %% title [markdown]
 # # 08 · Gradient accumulation
 #
-# **Promise:** you train with a batch that does not fit on your GPU, and get the same gradient, to rounding.
+# **Promise:** you train with a batch that does not fit on your GPU, and get the same gradient, up to rounding.
 #
-# After this lesson you can **split** a batch into micro-batches and show that the gradient stays · **repair** the loop
-# that most tutorials print · **place** scaler, clipping and schedule · **choose** among all remedies of lessons 05 to 08.
+# After this lesson you can **split** a batch into micro-batches and show that the gradient stays the same · **repair**
+# the loop that most tutorials print · **place** scaler, clipping and schedule · **choose** among all remedies of
+# lessons 05 to 08.
 #
 # | time | before this | runs on |
 # |---|---|---|
@@ -61,12 +62,12 @@ steps_guess.compare(steps, because="The last two micro-batches wait for six more
 print(f"largest gradient left in .grad: {gradient(model).abs().max():.3f}")
 
 # %% question-answer [markdown]
-# Two of the ten were computed and not used. Worse, their gradient is still in `.grad`, and is added to the first window
-# of the next epoch. (A *window* is the micro-batches of a step.)
+# Two of the ten micro-batches were computed and not used. Worse, their gradient is still in `.grad`, and is added to
+# the first window of the next epoch. (A *window* is all the micro-batches of a step.)
 #
 # ![Ten micro-batches: the printed loop steps after eight and leaves two; else the two make a window of their own.](../docs/pictures/windows.svg)
 #
-# The loop is right where the windows come out even, and all micro-batches have one size.
+# The loop is right only if every window is full, and all micro-batches have the same size.
 
 # %% same-text [markdown]
 # ## The same gradient in four pieces
@@ -97,7 +98,7 @@ for dtype in (torch.float32, torch.float64):
     print(f"CNN in {dtype}: a gap of {gap(make_cnn().to(dtype), x.to(dtype), y):.0e}")
 
 # %% same-rounding [markdown]
-# Not the same bits, and yet the same gradient. A floating-point sum depends on its order. If rounding is the whole
+# The bits differ, and yet it is the same gradient. A floating-point sum depends on its order. If rounding is the whole
 # story, the gap must shrink with the spacing of the numbers, $10^{-7}$ in float32 and $10^{-16}$ in float64. It does.
 # Does it hold for a network with attention? Here are the blocks of a GPT, small for now, and without the causal mask.
 
@@ -113,13 +114,14 @@ ids = torch.randint(50, (16, 32))
 print(f"GPT in float64: a gap of {gap(transformer().double(), ids, ids, size=4):.0e}")
 
 # %% same-verdict [markdown]
-# So the gradient is that of the whole batch **to rounding**. Compare with a tolerance that fits the dtype, not with
+# So the gradient is that of the whole batch **up to rounding**. Compare with a tolerance that fits the dtype, not with
 # `torch.equal`.
 #
-# Training amplifies rounding, here hardly: after five epochs of SGD the CNN's losses with batch 64 and with 4 × 16 are
-# 0.332, and differ by 2·10⁻⁵ (measured on one CPU). Both made 120 updates. Batch 16 *without* accumulation made 470, and
-# came to 0.055: **at the same learning rate, the small batch learned faster per epoch.** (With four times the rate
-# batch 64 came to 0.128.) Accumulate if the gradient of a small batch is too noisy, or if a recipe asks for it.
+# Training amplifies rounding, but hardly here: after five epochs of SGD the CNN's loss is 0.332 with batch 64 and with
+# 4 × 16, and the two differ by 2·10⁻⁵ (measured on one CPU). Both made 120 updates. Batch 16 *without* accumulation
+# made 470, and its loss fell to 0.055: **at the same learning rate, the small batch learned faster per epoch.** (With
+# four times the learning rate, batch 64 came to 0.128.) Accumulate if the gradient of a small batch is too noisy, or if
+# a recipe asks for it.
 
 # %% saved-text [markdown]
 # ## What it saves: bytes kept for backward
@@ -139,9 +141,10 @@ with gpulab.memory.timeline() as told:
 told
 
 # %% saved-explain [markdown]
-# A quarter of the samples, a quarter of the activations (thin spikes are workspaces of kernels). Now the part that does not shrink. Weights, gradients and
-# Adam's state have nothing to do with the batch. So we plan a whole update, with a GPT of 68 million parameters on 512
-# tokens. `update` builds it for `gpulab.plan`, with the remedies that end this lesson.
+# A quarter of the samples keeps a quarter of the activations (the thin spikes are workspaces of kernels). Weights,
+# gradients and Adam's state do not depend on the batch, so they do not shrink. To count them too, we plan a whole
+# update of a GPT of 68 million parameters, with texts of 512 tokens. `update` builds it for `gpulab.plan`; its options
+# serve the comparisons below.
 
 
 # %% gpt
@@ -167,7 +170,8 @@ def update(network, micro, half=False, kind=torch.optim.Adam):
     return build
 
 # %% plan-text [markdown]
-# An update of 8 texts in one piece, in two and in eight. What is the peak with eight, in per cent of that with one?
+# We plan an update of 8 texts in one piece, in two and in eight. What is the peak with eight pieces, in per cent of
+# that with one?
 
 # %% plan-predict
 peak_guess = gpulab.predict("Peak of 8 × 1 text, against 1 × 8", unit="%")
@@ -185,26 +189,26 @@ why = "Activations fall to an eighth; weights, gradients and Adam's state are 16
 peak_guess.compare(round(100 * peaks[8, 1] / peaks[8, 8]), "virtual", because=why)
 
 # %% plan-explain [markdown]
-# No micro-batch gets below these 16 bytes. In float32 the T4 loses little speed, since its kernels stay long. Under
-# autocast the V100 casts the weights again for each micro-batch, and adds to the gradients. With short kernels it waits
-# for its host, too; how long depends on the host. So use the **largest micro-batch that fits**, and as few as give the
-# batch you want.
+# No micro-batch, however small, gets below these 16 bytes a parameter. In float32 the T4 loses little speed, since its
+# kernels stay long. Under autocast the V100 casts the weights again for each micro-batch, and adds to the gradients.
+# With short kernels it waits for its host, too; how long depends on the host. So use the **largest micro-batch that
+# fits**, and no more of them than your batch needs.
 #
-# Compare the last row with the second: micro-batches of 4 in both, and the window of two has the higher peak. From its
-# second micro-batch on, the window's gradients are alive during forward, 4 bytes a parameter. So a job that just fits
-# without accumulation may fail with it.
+# Compare the last row with the second. Both have micro-batches of 4, but the window of two has the higher peak. From
+# its second micro-batch on, the window's gradients are alive during forward, 4 bytes a parameter. So a job that just
+# fits without accumulation may fail with it.
 #
-# Recorded by Hugging Face, BERT-large on a V100 in float32, with the CUDA context:
+# Hugging Face recorded BERT-large on a V100 in float32; the memory includes the CUDA context:
 #
 # | | memory, MiB | samples/s |
 # |---|---:|---:|
 # | batch 4 | 14,949 | 8.86 |
-# | micro-batch 1, 4 of them | 8,681 | 7.75 |
+# | 4 micro-batches of 1 | 8,681 | 7.75 |
 
 # %% simulator-text [markdown]
 # ### See it move
 #
-# The simulator opens on 100 samples in micro-batches of 8, four to a step, divided as in the tutorial.
+# The simulator opens on 100 samples in micro-batches of 8, four to a step, with each loss divided as in the tutorials.
 #
 # 1. Which update is wrong, and by what factor? Set *Incomplete last window* to “no step”: what is lost now?
 # 2. Set it back, and *Loss of a micro-batch* to “mean ÷ those in this window”. The last update is still a little
@@ -217,8 +221,9 @@ gpulab.sim.accumulation()
 # %% last-text [markdown]
 # ## The last window
 #
-# Two things go wrong with a short last window. It is dropped, as at the top. Or it steps with losses divided by 4
-# although it holds 2: half of the update. The repair is to know the window before you start it. Cut the windows first:
+# A short last window can go wrong in two ways. It is dropped, as at the top. Or it makes a step with losses divided by
+# 4, although it holds 2, which is half of the update. The repair is to know the size of a window before you start it.
+# So cut the windows first:
 
 
 # %% last-repair
@@ -262,7 +267,7 @@ gpulab.turn.window_loop(train_windows)
 # ## Mean of means
 #
 # The factor ¼ had a condition: micro-batches of **equal size**. 50 samples in micro-batches of 16 are 16, 16, 16 and 2.
-# Say each loss is a mean, and each is divided by 4.
+# Suppose each loss is a mean, and each is divided by 4.
 
 # %% mean-predict
 mean_guess = gpulab.predict("A sample of the last one weighs how much, against one of the first?", unit="times")
@@ -282,8 +287,8 @@ mean_guess.compare(16 / 2, "computed", because="Two samples share a quarter, as 
 # %% token-text [markdown]
 # ## Token-weighted loss
 #
-# For text, micro-batches with equally many texts do not help. The loss is a mean over **tokens**, texts differ in
-# length, and padding carries the label −100, which `F.cross_entropy` ignores. Until October 2024 the trainer of the
+# For text, equally many texts in each micro-batch are not enough. The loss is a mean over **tokens**, texts differ in
+# length, and padding has the label −100, which `F.cross_entropy` ignores. Until October 2024 the trainer of the
 # `transformers` library took the mean of means under accumulation.
 #
 # Four texts, two to a micro-batch, as in the lower row of the picture:
@@ -301,16 +306,16 @@ for name, weight in ways.items():
 # So take `reduction="sum"`, and divide by the tokens of the **whole window**. Count them before the first backward,
 # which is another reason to cut the windows first. With several processes, count over all ranks (lesson 12).
 #
-# One more trap: a micro-batch of nothing but padding, as where a long prompt was cut and only answers carry labels. Its
-# mean is 0/0. With `F.cross_entropy` only the *reported* loss is `nan`; with a mask of your own the gradient is too, and
-# spoils the window. The sum is 0, and harmless.
+# One more trap is a micro-batch without any label, for instance where only answers have labels and a long prompt leaves
+# no room for them. Its mean is 0/0. With `F.cross_entropy` only the *reported* loss is `nan`; with a mask of your own
+# the gradient is too, and spoils the window. The sum is 0 and does no harm.
 
 # %% norm-text [markdown]
 # ## What accumulation cannot do: BatchNorm
 #
-# Everything so far rests on one property: the loss is a sum of terms, one for each sample, that do not know each other.
-# BatchNorm breaks it. In training it normalises with the mean and variance of the batch *it sees*, and it sees
-# micro-batches. GroupNorm looks at one sample at a time.
+# Everything so far rests on one property: the loss is a sum of independent terms, one for each sample. BatchNorm breaks
+# it. In training it normalises with the mean and variance of the batch *it sees*, and it sees micro-batches. GroupNorm
+# looks at one sample at a time.
 
 # %% norm-run
 import functools
@@ -328,22 +333,23 @@ for norm in (nn.BatchNorm2d, functools.partial(nn.GroupNorm, 8)):
 # No factor repairs that: the four forward passes computed another function.
 #
 # - **GroupNorm** or **LayerNorm** repair it, in a network that is trained from the start.
-# - **Freezing** BatchNorm (its layers in `eval()`, in fine-tuning) is fine too, if its statistics fit.
+# - **Freezing** BatchNorm (its layers in `eval()`, in fine-tuning) is fine too, if its statistics fit your data.
 # - **SyncBatchNorm** does not help: it shares statistics between *processes*, at one moment. Another *momentum* does not
 #   either: it concerns the running statistics.
 # - **A micro-batch of 16 or 32** is often enough: BatchNorm then trains as with that batch.
 #
-# Whatever mixes samples has the same trouble: a contrastive loss gets no more negatives by accumulation.
+# Every loss that mixes samples has the same limit: accumulation gives a contrastive loss no more negatives.
 
 # %% amp-text [markdown]
 # ## With mixed precision and clipping
 #
 # **For each micro-batch** there is one call, `scaler.scale(loss).backward()`, with the *same* scale in a whole window.
-# **Once per window**, when it is complete, come the others, in lesson 07's order: `scaler.unscale_(optimizer)`, so that
-# `.grad` holds the real gradient; `clip_grad_norm_`; `scaler.step(optimizer)`; `scaler.update()`.
+# **Once per window**, after its last micro-batch, come the other calls, in lesson 07's order:
+# `scaler.unscale_(optimizer)`, so that `.grad` holds the real gradient; `clip_grad_norm_`; `scaler.step(optimizer)`;
+# `scaler.update()`.
 #
-# **Your turn** · 3 minutes. Below, three lines stand in the inner loop that belong after it. Nothing fails, and the
-# weights hardly move. Move them.
+# **Your turn** · 3 minutes. Below, three lines stand in the inner loop that belong after it. Nothing fails, but the
+# weights hardly change. Move these lines.
 
 
 # %% amp-turn tags=["your-turn"]
@@ -369,8 +375,8 @@ def update_amp(model, optimizer, scaler, window, max_norm):
 gpulab.turn.window_amp(update_amp)
 
 # %% amp-why [markdown]
-# Your version divides the gradient by the scale once, and steps once. The schedule follows, **unless the step was
-# skipped**: then the scale has fallen. Here the third of four micro-batches overflows.
+# Your version divides the gradient by the scale once, and steps once. The schedule steps next, **unless the optimizer's
+# step was skipped**; you know that it was if the scale has fallen. Here the third of four micro-batches overflows.
 
 # %% amp-run
 cnn = make_cnn().to("cuda")
@@ -396,10 +402,11 @@ print(f"scale {scaler.get_scale():,.0f}, steps of the schedule: {schedule.last_e
 
 # %% amp-explain [markdown]
 # **An overflow in one micro-batch costs the whole window**: the `inf` is added to `.grad`, and the step is skipped. And
-# the host waits three times in a window: each `get_scale()` reads a number from the GPU, and `step` does.
+# the host waits three times in a window: each `get_scale()` reads a number from the GPU, and so does `step`.
 #
 # **By default gradients accumulate in the dtype of the parameters.** Under autocast that is float32. In a model that is
-# bf16 itself (`model.to(torch.bfloat16)`) `.grad` is bf16 too. A thousand micro-batches add the same number to it. What is the sum?
+# bf16 itself (`model.to(torch.bfloat16)`) `.grad` is bf16 too. A thousand micro-batches each add the same number to it.
+# What is the sum?
 
 # %% bf16-predict
 sum_guess = gpulab.predict("1.0, added a thousand times in bf16")
@@ -415,8 +422,9 @@ sum_guess.compare(total.item(), "computed", because="It has 8 bits: 257 is round
 #
 # 4 × 16 behaves as batch 64, and takes the learning rate of batch 64. What changes when you *raise* the effective batch:
 #
-# - **Updates per epoch fall.** Recount what counts in updates: warm-up, decay, total steps, evaluation interval. A
-#   schedule that is advanced for each micro-batch of four ends after a quarter of the training.
+# - **There are fewer updates per epoch.** Change whatever is counted in updates: warm-up, decay, total steps,
+#   evaluation interval. A schedule that steps at every micro-batch, four to a window, ends after a quarter of the
+#   training.
 # - **The learning rate may grow.** Rules of thumb: in proportion to the batch for SGD with warm-up, with its square root
 #   for Adam. They are starting points for a search.
 #
@@ -439,8 +447,8 @@ gpulab.turn.update_count(updates_of)
 # %% adam-text [markdown]
 # ### A forgotten division
 #
-# Somebody forgets the division by 4, so every gradient is four times as large. SGD then steps four times as far. How far
-# do five updates of Adam move the weights, against the right loop?
+# Somebody forgets the division by 4, so every gradient is four times as large. SGD then steps four times as far. How
+# far do five updates of Adam move the weights, compared with the right loop?
 
 # %% adam-predict
 adam_guess = gpulab.predict("Adam without the division moves the weights how far?", unit="times")
@@ -475,7 +483,7 @@ adam_guess.compare(round(ratio.item(), 2), because="Adam divides by the gradient
 #     (F.cross_entropy(model(x), y) / 4).backward()
 # ```
 #
-# Lesson 12 runs it, and counts.
+# Lesson 12 runs this, and counts the exchanges.
 
 # %% remedies-text [markdown]
 # ## All remedies, cheapest first
@@ -530,14 +538,15 @@ for axes, (title, found) in zip(panels, plans.items(), strict=True):
 gpulab.style.show(figure, alt="Peaks with six remedies: lowest with autocast and 4 micro-batches")
 
 # %% remedies-explain [markdown]
-# What grows with the batch is what shrinks. Micro-batches save most, and on kernels this long cost next to nothing.
-# (Under BatchNorm they train another network.) Checkpointing costs a forward pass, less in the GPT, whose head is not
-# computed again. SGD saves Adam's state, next to nothing here.
+# Most of the peak grows with the batch, so micro-batches save most, and with kernels this long they cost next to
+# nothing. (With BatchNorm they train another network.) Checkpointing costs a forward pass, less in the GPT, whose head
+# is not computed again. SGD saves Adam's state, which is little here.
 #
-# Autocast gains time, on a real T4 less than here: 2.9 times for ResNet-50, inference (recorded by NVIDIA). On a V100
-# whole trainings gained 2.5 to 4 times (lesson 07).
+# Autocast saves time, on a real T4 less than here: ResNet-50 ran 2.9 times as fast in inference (recorded by NVIDIA).
+# On a V100 whole trainings ran 2.5 to 4 times as fast (recorded, lesson 07).
 #
-# The order is that of the price: first what leaves the result as it is, to rounding; then what changes it; then money.
+# The order is that of the price: first what leaves the result as it is, up to rounding; then what changes it; then what
+# costs money.
 #
 # | remedy | takes away | costs |
 # |---|---|---|
@@ -557,12 +566,12 @@ gpulab.style.show(figure, alt="Peaks with six remedies: lowest with autocast and
 #
 # | you will read | verdict | tested in |
 # |---|---|---|
-# | “Accumulation is mathematically equal to the large batch.” | To rounding, for a mean over independent samples with the right weights. Not with BatchNorm. | *The same gradient*, *BatchNorm* |
-# | “`if (i + 1) % steps == 0: optimizer.step()`” | Wrong at the end of each epoch that does not come out even. | *A question worth asking* |
-# | “Divide the loss by `accumulation_steps`.” | For full windows of equal micro-batches. Else divide by what the window holds, in samples or tokens. | *Mean of means*, *Token-weighted loss* |
+# | “Accumulation is mathematically equal to the large batch.” | Up to rounding, for a mean over independent samples with the right weights. Not with BatchNorm. | *The same gradient*, *BatchNorm* |
+# | “`if (i + 1) % steps == 0: optimizer.step()`” | Wrong at the end of every epoch whose last window is not full. | *A question worth asking* |
+# | “Divide the loss by `accumulation_steps`.” | Right for full windows of equal micro-batches. Else divide by what the window holds, in samples or tokens. | *Mean of means*, *Token-weighted loss* |
 # | “Forgetting `zero_grad` fills the memory.” | Wrong: gradients are added in place. | lesson 05 |
-# | “You get the memory of a small batch for free.” | Its activations; weights, gradients and state stay. It costs speed where the GPU waits for the host. | *What it saves* |
-# | “Accumulation trains faster.” | It makes updates cleaner and less frequent. | *The same gradient* |
+# | “You get the memory of a small batch for free.” | You get its activations; weights, gradients and state stay. It costs speed where the GPU waits for the host. | *What it saves* |
+# | “Accumulation trains faster.” | It makes updates less noisy and less frequent. | *The same gradient* |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
@@ -587,11 +596,12 @@ gpulab.quiz(8)
 # ## Take-aways
 #
 # 1. `backward()` adds. Divide each loss so that the sum is the mean over the **window**: by samples, or by tokens.
-# 2. The gradient is the whole batch's **to rounding**, as long as no sample sees another. BatchNorm does.
+# 2. The gradient is the whole batch's **up to rounding**, as long as no sample affects another. In BatchNorm, samples
+#    do.
 # 3. What shrinks are activations. Weights, gradients and state stay, and from the second micro-batch on the gradients are
 #    alive during forward.
-# 4. Once per window: unscale, clip, step, update, and the schedule if the step was not skipped. The last window is one
-#    too.
+# 4. Once per window: unscale, clip, step, update, and the schedule if the step was not skipped. This includes the last
+#    window.
 # 5. First remove garbage, then what costs no time, then the largest micro-batch that fits, then checkpointing.
 #
 # **For the checklist:** divide by what the window holds · the last window steps · clip after unscale · the schedule

@@ -3,8 +3,8 @@
 #
 # **Promise:** you find out whether your GPU waits for data, and you change the loader only if it does.
 #
-# After this lesson you can **measure** what the loader costs, with a clock that accuses nobody · **choose** the number
-# of workers · **say** what a worker costs, and which random numbers it draws · **do without** a loader.
+# After this lesson you can **measure** what the loader costs, without blaming the wrong part · **choose** the number of
+# workers · **say** what a worker costs, and which random numbers it draws · **do without** a loader.
 #
 # | time | before this | runs on |
 # |---|---|---|
@@ -84,11 +84,11 @@ with gpulab.VirtualGPU("T4", compute=False, counts_host=True):
 
 # %% lanes-explain [markdown]
 # It computed all the time. The upper lane is the host: it launches a step within milliseconds, and then waits inside
-# `.to()` for the GPU. A loop that blames this wait on the loader blames the wrong one.
+# `.to()` for the GPU. A loop that blames this wait on the loader is wrong.
 #
-# “You forgot to synchronize”, somebody will say. So let us wait after each step. And let us add a loader that does have
-# work: JPEG files, decoded, cropped at random, mirrored. (The first call draws them, in some seconds. They are smooth,
-# so they decode faster than photographs of their size.)
+# “You forgot to synchronize”, somebody will say. So let us wait after each step. And let us add a loader with work to
+# do: it decodes JPEG files, crops them at random and mirrors them. (The first call makes the files, in some seconds.
+# They are smooth, so they decode faster than photographs of their size.)
 
 # %% setup
 gpu = gpulab.setup()
@@ -110,9 +110,9 @@ for name, batches in (("ready", ready), ("files", DataLoader(photos, 32, shuffle
         print(f"{name:<5} {wait=!s:<5} data {data:5.1f} ms, step {step_time:5.1f} ms (virtual)")
 
 # %% accused-explain [markdown]
-# Each row with a wait shows the copy alone, the same for a list and for a loader that reads files. The innocent is
-# acquitted, and so is the guilty one. Files are read and decoded one line earlier: in `for`, where Python calls
-# `next(iterator)` and no clock runs. **Where the timers stand decides who is accused.**
+# With a wait, the data time is the copy alone, for the list and for the loader that reads files. So this loop overlooks
+# a slow loader. Files are read and decoded one line earlier: in `for`, where Python calls `next(iterator)` and no clock
+# runs. **What you blame depends on where the timers stand.**
 #
 # (On a GPU that finishes each step before the host has launched all of it, no copy has to wait. There the first row
 # shows the copy, too.)
@@ -120,17 +120,17 @@ for name, batches in (("ready", ready), ("files", DataLoader(photos, 32, shuffle
 # %% measure-text [markdown]
 # ## Three numbers, and no clock inside
 #
-# A timer around `next` sees the loading. But loading that goes on while the GPU still computes costs nothing, and
-# that timer counts it all the same. With a wait after each step it is right, but only for a loop with these waits. So
-# take three runs of some 50 steps, each with *one* clock around all of them, `torch.cuda.synchronize()` before you
-# start and read it, and the first steps left out:
+# A timer around `next` sees the loading. But loading costs nothing while the GPU still computes, and that timer counts
+# it all the same. With a wait after each step it is right, but only for a loop with these waits. So take three runs of
+# some 50 steps. Put *one* clock around each run, call `torch.cuda.synchronize()` before you start and before you read
+# it, and leave the first steps out:
 #
 # 1. **the loader alone**: `for batch in loader: pass`;
-# 2. **the step alone**: the same steps on one batch, again and again, from the host;
+# 2. **the step alone**: the same steps on one batch, copied from the host again each time;
 # 3. **both together**: your loop as it is.
 #
-# The third minus the second is what the loader costs. First the step, for two GPUs, in fp32 (on an H100 convolutions
-# then use TF32):
+# The third minus the second is what the loader costs. We begin with the step, on two GPUs in fp32 (the H100's
+# convolutions use TF32):
 
 
 # %% measure-step
@@ -145,9 +145,9 @@ step_ms = {name: gpulab.plan(build, 32, name).step_ms for name in ("T4", "H100")
 print("ms a step:", {name: round(ms) for name, ms in step_ms.items()}, "(virtual)")
 
 # %% measure-text-fed [markdown]
-# A virtual GPU needs your processor, and would take it from the loader. So `fed` only *plays* a GPU: a step is a time
-# at which it will be done, and the loop waits until then, as `.to()` would. (Launches, which need a core too, are
-# left out.) With a GPU of your own, put your `.to()` and step there.
+# A virtual GPU needs your processor, and would take it from the loader. So `fed` only imitates a GPU: it notes when a
+# step will be done, and the loop waits until then, as `.to()` would. (It leaves out launches, which need a core, too.)
+# With a GPU of your own, put your `.to()` and step there.
 
 
 # %% measure-fed tags=["host-dependent"]
@@ -178,13 +178,13 @@ why = "The host loads the next batch while the GPU computes: the longer of the t
 together_guess.compare(round(together["T4"]), "measured", because=why)
 
 # %% measure-explain [markdown]
-# One loader, two verdicts. On two idle cores it takes about 130 ms (recorded): then it costs the T4 next to nothing, and
-# the H100 most of its time. **A faster GPU makes the loader's fault larger**, and so does everything that shortens the step.
-# *Recorded* on an RTX 4090 (ResNet-50, batch 256): mixed precision made the step about 90 % faster, and the training
-# hardly at all.
+# The verdict depends on the GPU. On two idle cores the loader takes about 130 ms (recorded), which costs the T4 next to
+# nothing, and the H100 most of its time. **The faster the GPU, the more a slow loader costs**; so does everything that
+# shortens the step. *Recorded* on an RTX 4090 (ResNet-50, batch 256): mixed precision made the step about 90 % faster,
+# and the training hardly at all.
 #
-# A loop that waits in each step, by `loss.item()` or a `synchronize`, does add the two times up. The cure is to remove
-# the wait, or to have other processes load.
+# In a loop that waits in each step, by `loss.item()` or a `synchronize`, the two times add up. The cure is to remove
+# the wait, or to load in other processes.
 
 # %% verdict-turn-text [markdown]
 # **Your turn** · 4 minutes. Four trainings, in ms a batch. What would you change first: `"step"` (the GPU computes all
@@ -212,9 +212,9 @@ gpulab.turn.change_first(change_first)
 # %% workers-text [markdown]
 # ## Workers
 #
-# `num_workers=2` starts two processes. The main process gives each a list of indices, worker after worker. Each loads
-# whole batches, and puts them into shared memory; the loop gets them in order. So workers load while the GPU computes,
-# and side by side. If a batch takes $t$ on one core, and $n$ workers have a core each, then
+# `num_workers=2` starts two processes. The main process gives each in turn the indices of a batch. A worker loads whole
+# batches, and puts them into shared memory; the loop gets them in order. So workers load in parallel, while the GPU
+# computes. If a batch takes $t$ on one core, and $n$ workers have a core each, then
 #
 # $$\text{step} = \max(\text{compute},\; t / n)$$
 #
@@ -232,14 +232,14 @@ print(f"{os.cpu_count()} processors, {affinity} for this process, quota {quota} 
 
 # %% workers-limits [markdown]
 # Three limits hold at once. **Affinity** (`taskset`, SLURM, a cpuset) says on which processors you may run. A **quota**
-# says how much of their time you get. `sched_getaffinity` does not show it, and PyTorch's warning about too
-# many workers does not know it. And the **ranks** of this machine (lesson 12), one process for each GPU, share what
-# there is. Each rank has a loader, with workers of its own, and needs a core for itself, to launch kernels.
+# says how much of their time you get. `sched_getaffinity` does not show it, and PyTorch's warning about too many
+# workers ignores it. And the **ranks** of this machine (lesson 12), one process for each GPU, share what there is. Each
+# rank has a loader, with workers of its own, and needs a core for itself, to launch kernels.
 
 # %% share-turn-text [markdown]
-# **Your turn** · 3 minutes. How many workers may each rank have, with a core for each worker and one for the rank?
-# There may be none. `quota` is None or processors' worth of time; `ranks` is `torch.cuda.device_count()`: 0 without a
-# GPU. The line below is the one that tutorials print.
+# **Your turn** · 3 minutes. How many workers may each rank have, with a core for each worker and one for the rank? It
+# may be 0. `quota` is None or a number of processors; `ranks` is `torch.cuda.device_count()`, 0 without a GPU. The line
+# below is the one that tutorials print.
 
 
 # %% share-turn tags=["your-turn"]
@@ -282,24 +282,24 @@ gpulab.style.show(figure, alt="Bars: a part of each time the GPU computes, the r
 # %% sweep-explain [markdown]
 # In a loop without waits one worker is hardly faster than none: one core loads, either way. Two are nearly twice as
 # fast if two cores are idle. More workers than cores bring nothing. Where all cores together are too slow, each sample
-# must become less work.
+# must take less work.
 #
-# So the loops that print `num_workers=4`, `min(8, cores)`, `cpu_count()` and `cores // GPUs` are guesses. Take the
-# smallest number after which the wait is gone.
+# So `num_workers=4`, `min(8, cores)`, `cpu_count()` and `cores // GPUs` are guesses. Take the smallest number with
+# which the wait is gone.
 #
-# **Is it the cores at all?** Decoding uses the processor, waiting for a disk or a bucket does not. Compare
+# **Is it the cores at all?** Decoding uses the processor; waiting for a disk or for cloud storage does not. Compare
 # `time.process_time()` with the clock over some samples. Or run a second epoch: if it is much faster, the first one
-# came from the disk and the second from the page cache. Against slow storage more workers than cores do help.
+# came from the disk and the second from the page cache. With slow storage, more workers than cores do help.
 #
-# The opposite fault: PyTorch gives each worker one thread (`torch.set_num_threads(1)`), but OpenCV and NumPy's BLAS
-# start one for each core, in *every* worker. Set `cv2.setNumThreads(0)` and `OMP_NUM_THREADS=1`.
+# The opposite fault is too many threads. PyTorch gives each worker one (`torch.set_num_threads(1)`), but OpenCV and
+# NumPy's BLAS start one for each core, in *every* worker. Set `cv2.setNumThreads(0)` and `OMP_NUM_THREADS=1`.
 
 # %% simulator-text [markdown]
 # ### See it run
 #
 # The simulator opens on an H100 with four workers whose batches take unequal times.
 #
-# 1. Raise *num_workers* until the GPU computes all the time. Is it what the formula says?
+# 1. Raise *num_workers* until the GPU computes all the time. Is it the formula's number?
 # 2. Set *Spread of loading* to 0, then to 100 %. What does *prefetch_factor* buy in each case?
 # 3. Choose *persistent_workers*. What does the second epoch gain?
 
@@ -311,7 +311,7 @@ gpulab.sim.pipeline(gpu="H100", load=87, spread=80, workers=4, compute=25, batch
 # ## Ahead of the loop: prefetching, persistent workers, pinning
 #
 # Workers begin at `iter(loader)`, before the loop has taken anything. How far do they go? The sampler here is an
-# iterator, so the next number that it gives tells how many are drawn.
+# iterator, so its next number tells how many are drawn.
 
 # %% ahead-predict
 ahead_guess = gpulab.predict("2 workers, batches of 32: how many indices are drawn by then?")
@@ -324,7 +324,7 @@ why = "Each worker gets prefetch_factor batches, 2 by default; then one for each
 ahead_guess.compare(next(indices), because=why)
 
 # %% ahead-explain [markdown]
-# What is loaded ahead evens out slow batches, and takes memory of the host.
+# Batches loaded ahead even out slow ones, and take host memory.
 #
 # At the end of an epoch the workers end too, with everything that the data set opened or cached in them, and the next
 # epoch starts new ones. `persistent_workers=True` keeps them.
@@ -340,8 +340,8 @@ ahead_guess.compare(next(indices), because=why)
 # Python, which imports what it needs and gets the data set *pickled*. Windows and macOS spawn. Linux forks, and from
 # Python 3.14 on uses **forkserver**, which pickles too.
 #
-# Pickling names a class by its module, so a new Python cannot find a class of your notebook, nor a lambda. That is
-# why these two data sets go to a file. In a script, `if __name__ == "__main__":` must stand before the training, or
+# Pickling names a class by its module, so a new Python cannot find a class of your notebook, nor a lambda. That is why
+# the two data sets below go to a file. In a script, `if __name__ == "__main__":` must stand before the training, or
 # each spawned worker would begin one of its own.
 
 # %% start-folder
@@ -371,16 +371,16 @@ class Noisy:  # draws each sample from a generator of its own
         return self.dice.random()
 
 # %% start-explain [markdown]
-# A forked worker has the parent's *state* without its threads: a lock that one of them held stays locked, and CUDA that
-# it has begun to use cannot be used (`Cannot re-initialize CUDA in forked subprocess`). A spawned one can use it, and
-# should not: each would hold some hundred MiB of GPU memory for CUDA itself. Return CPU tensors.
+# A forked worker has the parent's *state* without its threads. A lock that one of them held stays locked, and if the
+# parent has used CUDA, the worker cannot (`Cannot re-initialize CUDA in forked subprocess`). A spawned worker can, but
+# should not: each would hold a few hundred MiB of GPU memory for its CUDA context. Return CPU tensors.
 
 # %% memory-text [markdown]
 # ## What N workers cost
 #
-# **Host memory.** After a fork, pages are shared until somebody writes (*copy-on-write*). Python writes when it only
-# reads: each object has a reference count, and it stands in the object. An array is one object with one count. A worker
-# reads half a million paths:
+# **Host memory.** After a fork, pages are shared until somebody writes (*copy-on-write*). Python writes even when it
+# only reads, since each object contains its reference count. An array is one object with one count. Here a worker reads
+# half a million paths:
 
 # %% memory-run tags=["host-dependent"]
 import numpy as np
@@ -409,15 +409,15 @@ told = "A worker's memory. Forked: a list grows, an array stays. Spawned: large 
 gpulab.style.show(figure, alt=told)
 
 # %% memory-explain [markdown]
-# With fork, an epoch later N workers hold N lists. It looks like a leak. The array is a cure for fork only: spawn and
+# With fork, N workers hold N lists after an epoch, which looks like a leak. The array helps with fork only: spawn and
 # forkserver pickle a copy for each worker. And a spawned worker takes some 300 MiB *before any data*, for a Python with
 # torch, and seconds to start, in each epoch unless workers are persistent.
 #
 # **Shared memory.** Finished batches wait in `/dev/shm`. 32 images in float32 are 18.4 MiB, and four workers with two
-# batches ahead 147 MiB (computed); Docker gives 64 unless told otherwise. The message is
-# `unable to allocate shared memory(shm) for file </torch_…>: No space left on device (28)`, in older versions
-# `DataLoader worker (pid 325) is killed by signal: Bus error. It is possible that dataloader's workers are out of
-# shared memory`. The repair: `docker run --shm-size=8g`, or `--ipc=host`. Half a repair: send uint8, a quarter of the
+# batches ahead 147 MiB (computed); Docker gives 64 MiB by default. The message is `unable to allocate shared
+# memory(shm) for file </torch_…>: No space left on device (28)`, in older versions `DataLoader worker (pid 325) is
+# killed by signal: Bus error. It is possible that dataloader's workers are out of shared
+# memory`. Repair it with `docker run --shm-size=8g`, or `--ipc=host`. It also helps to send uint8, a quarter of the
 # bytes, and convert on the GPU.
 #
 # None of this is *GPU* memory. A better loader does not cure an OutOfMemoryError.
@@ -425,8 +425,8 @@ gpulab.style.show(figure, alt=told)
 # %% seeds-text [markdown]
 # ## Random numbers of workers
 #
-# PyTorch seeds each worker's `random`, `torch` and `numpy.random` with a number of its own. What it cannot know is a
-# generator that your data set made in its constructor, as `Noisy` does: every worker has a copy.
+# PyTorch seeds each worker's `random`, `torch` and `numpy.random` with a number of its own. It cannot seed a generator
+# that your data set made in its constructor, as `Noisy` does: every worker has a copy.
 
 # %% seeds-predict
 noise_guess = gpulab.predict("8 samples, 2 workers, two epochs: how many different numbers?")
@@ -440,17 +440,17 @@ why = "Both workers draw the same, and in the second epoch again: its workers ar
 noise_guess.compare(len(set(epochs[0] + epochs[1])), because=why)
 
 # %% seeds-explain [markdown]
-# So an augmentation that “is random” has fewer versions, and the training says nothing. Draw from the global
-# generators, or seed your own in `worker_init_fn`, from `get_worker_info().seed`.
+# So a “random” augmentation has fewer versions, and nothing tells you. Draw from the global generators, or seed your
+# own in `worker_init_fn`, from `get_worker_info().seed`.
 #
-# Across **ranks** the global ones repeat too: with the same `torch.manual_seed(0)` on all, worker 0 of each rank gets
-# the same seed. Add the rank.
+# Across **ranks** the global generators repeat, too: with the same `torch.manual_seed(0)` on all, worker 0 of each rank
+# gets the same seed. Add the rank to it.
 
 # %% stream-text [markdown]
 # ## Streams: an iterable data set
 #
-# A data set that is read in order (a log, a tar archive) is an `IterableDataset`: no indices, only `__iter__`. Then
-# nobody deals out the work, and each worker iterates over everything. With two workers each line comes twice.
+# A data set that is read in order (a log, a tar archive) is an `IterableDataset`: no indices, only `__iter__`. Then no
+# sampler divides the work, and each worker iterates over everything. With two workers each line comes twice.
 #
 # **Your turn** · 3 minutes. Give each worker its own part. `get_worker_info()` has `.id` and `.num_workers`, and is
 # `None` in the main process. `lines` is any iterable.
@@ -474,9 +474,9 @@ gpulab.turn.my_part(my_part)
 
 # %% stream-explain [markdown]
 # With ranks, worker `id` of rank `r` is number `r * num_workers + id` of `ranks * num_workers`. Every worker still
-# *reads* all lines, and drops most. With files, each takes a share of the files: **shards**, tar archives of some
-# 100 MB (WebDataset), many more of them than workers × ranks. Storage likes long reads; a million small files cost a
-# look-up each.
+# *reads* all lines, and drops most. It is better to give each worker a share of the files: **shards**, tar archives of
+# some 100 MB (WebDataset), many more of them than workers × ranks. Storage is fast at long reads; a million small files
+# cost a look-up each.
 #
 # Parts of a stream are seldom equal. A rank that has fewer batches ends first, and the others **hang** in the
 # all-reduce of a step that it never makes. Let all ranks stop after the same number of batches (lesson 12).
@@ -484,8 +484,8 @@ gpulab.turn.my_part(my_part)
 # %% less-text [markdown]
 # ## Less work in each sample
 #
-# What does a sample take, and which part of it? For the second row the JPEG decoder gives half of the width and height at
-# once. The file of the third was resized before.
+# How long does a sample take, and which part takes most? In the second row, the JPEG decoder itself halves width and
+# height. In the third, the file was resized before.
 
 
 # %% less-run tags=["host-dependent"]
@@ -513,10 +513,10 @@ for case in ((files[0], (1024, 768)), (files[0], (341, 256)), ("small.jpg", (341
     print(f"{decoded(*case).size}: decode {decode:.1f} ms, all of it {whole:.1f} ms (measured)")
 
 # %% less-explain [markdown]
-# Most of the time goes to pixels that the resize to 224 averages away. `draft` is one line, and it buys more than a
-# second core. Its price: RandomResizedCrop cuts out 8 to 100 % of the area. From 1024 × 768 pixels every cut has more
-# pixels than 224 × 224. From 512 × 384 a fifth has fewer and gets enlarged, from 341 × 256 more than half (computed).
-# So the augmentation is another one: check the accuracy. Further steps:
+# Most of the time goes to pixels that the resize to 224 averages away. `draft` is one line, and saves a large part of
+# it. But RandomResizedCrop cuts out 8 to 100 % of the area. From 1024 × 768 pixels, every crop has more pixels than 224
+# × 224. From 512 × 384, a fifth have fewer and are enlarged, from 341 × 256 more than half (computed). So the
+# augmentation changes: check the accuracy. Further steps:
 #
 # - **Cache** what does not change: decoded images as uint8 in one memory-mapped array. Before the random part, never
 #   after it.
@@ -527,8 +527,8 @@ for case in ((files[0], (1024, 768)), (files[0], (341, 256)), ("small.jpg", (341
 # %% gpu-text [markdown]
 # ## Small data: no loader at all
 #
-# “Load the whole data set to the GPU” says one page, “never” another. The question is its size: the digits are 384 kB. A
-# loader fetches 1500 samples one by one and stacks them. By index an epoch is one permutation, cut into batches.
+# “Load the whole data set to the GPU” says one page, “never” another. The question is its size: the digits are 384 kB.
+# A loader fetches 1500 samples one by one and stacks them. Indexing cuts one permutation into batches.
 
 # %% gpu-predict
 epoch_guess = gpulab.predict("An epoch on the CPU: how much longer is the loader?", unit="times")
@@ -546,11 +546,11 @@ print("ms an epoch:", ms, "(measured)")
 epoch_guess.compare(round(ms["loader"] / ms["index"]), "measured")
 
 # %% gpu-turn-text [markdown]
-# Fetching one by one takes most of it. With `batch_size=None` and a `BatchSampler` the data set gets all the indices
-# of a batch at once. (A data set of your own may have `__getitems__(indices)` for that, and keep its `batch_size`.)
+# Fetching one by one takes most of the time. With `batch_size=None` and a `BatchSampler` the data set gets all the
+# indices of a batch at once. (Your own data set may define `__getitems__(indices)` for that; then keep `batch_size`.)
 #
-# **Your turn** · 3 minutes. Now without a loader, on the GPU: a generator of batches in random order, each sample once,
-# another order at each call. Nothing may cross the bus. The code below keeps the order.
+# **Your turn** · 3 minutes. Do it without a loader, on the GPU. Write a generator of batches in random order, with each
+# sample once and a new order at each call. Nothing may cross the bus.
 
 
 # %% gpu-turn tags=["your-turn"]
@@ -578,12 +578,12 @@ gpulab.turn.gpu_batches(gpu_batches)
 #
 # | you will read | verdict | tested in |
 # |---|---|---|
-# | “Data time above compute time: the GPU is starved.” | The printed loop accuses a loader that does nothing, and acquits one that works. Compare with steps on one batch. | *A question worth asking*, *Three numbers* |
-# | “`num_workers`: 4”; “`min(8, cores)`”; “`cpu_count()`”; “cores // GPUs” | Guesses. Loading over the step's time, within affinity, quota and ranks; then sweep. | *Workers* |
+# | “Data time above compute time: the GPU is starved.” | The printed loop blames a loader that does nothing, and overlooks a slow one. Compare with steps on one batch. | *A question worth asking*, *Three numbers* |
+# | “`num_workers`: 4”; “`min(8, cores)`”; “`cpu_count()`”; “cores // GPUs” | Guesses. Divide loading by the step's time, within affinity, quota and ranks; then sweep. | *Workers* |
 # | “A better DataLoader helps against out of memory.” | It works in the host's memory. | *What N workers cost* |
 # | “Arrays in place of lists: workers no longer copy.” | With fork. Spawn and forkserver pickle a copy each. | *What N workers cost* |
-# | “`drop_last=True` helps BatchNorm.” | It spares a tiny last batch. A set smaller than a batch gives none, without a word. | *Common mistakes* |
-# | “NumPy's random numbers repeat in all workers.” | Before PyTorch 1.9. Today those of a generator of your own do. | *Random numbers* |
+# | “`drop_last=True` helps BatchNorm.” | It spares BatchNorm a tiny last batch. A set smaller than a batch gives none, without a warning. | *Common mistakes* |
+# | “NumPy's random numbers repeat in all workers.” | They did before PyTorch 1.9. Today those of your own generator do. | *Random numbers* |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
@@ -602,8 +602,8 @@ gpulab.turn.gpu_batches(gpu_batches)
 # return (time.perf_counter() - begin) / 20
 # ```
 #
-# A loader with four batches is divided by 20. Where there are more, a 21st is fetched and thrown away. And the start of
-# the workers counts. `fed` leaves the first batches out, and counts what came.
+# If the loader has four batches, their time is divided by 20. If it has more, a 21st is fetched and not counted. And
+# the time includes the start of the workers. `fed` leaves the first batches out, and divides by those it timed.
 
 # %% tidy
 os.chdir(start)
@@ -618,15 +618,18 @@ gpulab.quiz(9)
 # %% takeaways [markdown]
 # ## Take-aways
 #
-# 1. Where the timers stand decides who is accused. Compare your loop with the same steps on one batch; no clock inside.
-# 2. Without a wait the longer of computing and loading ÷ workers counts. A faster step moves the wait to the loader.
-# 3. Workers: the fewest that end the wait; at most affinity and quota over the ranks, less one.
-# 4. Each worker is a process with generators and memory of its own: fork copies a page when it is written, spawn all.
+# 1. What you blame depends on where the timers stand. Compare your loop with the same steps on one batch, without a
+#    clock inside.
+# 2. Without waits, a step takes the longer of computing and loading ÷ workers. A faster step moves the wait to the
+#    loader.
+# 3. Use the fewest workers that end the wait, at most affinity or quota ÷ ranks, less one.
+# 4. Each worker is a process with generators and memory of its own: fork copies a page when it is written, spawn copies
+#    everything.
 # 5. Before more workers, less work: `draft` or resize, cache before the random part, uint8; small data on the GPU.
 #
 # **For the checklist:** the three numbers · workers from a sweep · `persistent_workers=True` · `pin_memory=True` with a
-# GPU · one thread in each worker · no own generator unseeded · streams split by worker and rank, equally many batches ·
-# a sampler instead of `shuffle` with DDP.
+# GPU · one thread in each worker · no generator of your own with one seed for all · streams split by worker and rank,
+# equally many batches · a sampler instead of `shuffle` with DDP.
 
 # %% next [markdown]
 # ## What next
