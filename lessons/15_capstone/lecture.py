@@ -73,7 +73,8 @@ with on_t4(found) as update:
     except torch.OutOfMemoryError as error:
         print(f"update {len(live) + 1}: {str(error).partition(' If ')[0]} (virtual)")
 growth = live[3] - live[2]
-print(f"by growth alone, room for {(14.7 - 0.3 - peak) * 1024 / growth:.0f}")  # 0.3: the context
+room = (14.7 - 0.3 - peak) * 1024 / growth  # 0.3: the context
+print(f"by growth alone, room for {room:.0f} updates (virtual)")
 growth_guess.compare(round(growth), "virtual", because="“It fits” was true of four updates.")
 
 # %% question-plot
