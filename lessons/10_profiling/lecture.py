@@ -129,8 +129,8 @@ share_guess.compare(round(100 * share), "recorded", because=why)
 # ![Bars for three steps on an H200: GPT-2 host 40, kernels 12, step 41 ms; ResNet-50 with 64 images 37, 28, 37; with 256 images 34, 106, 107.](../docs/pictures/real_steps.svg)
 #
 # The picture shows three such steps of that GPU (recorded). *Host* is the time in which Python and
-# PyTorch launch the step, *kernels* the sum of all kernels. With 64 images the GPU waits for the
-# host, with 256 the host waits.
+# PyTorch launch the step, *kernels* the sum of all kernels' times. With 64 images the GPU waits
+# for the host, with 256 the host waits.
 #
 # Kernels have rows of their own, with names like these (recorded elsewhere):
 #
@@ -139,9 +139,9 @@ share_guess.compare(round(100 * share), "recorded", because=why)
 # | `ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_nn` | a product (*gemm*) in bf16, in tiles of 128 × 128 (RTX 4090) |
 # | `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(…)` | NCCL's all-reduce in a ring |
 #
-# Now record a step yourself (on a virtual GPU its times are virtual). A **schedule** skips the
+# Now record a step yourself (on a virtual GPU its times are virtual). This **schedule** skips the
 # first step, warms up in one, and records two; `step()` says where a step ends. `record_function`
-# gives a range your own name.
+# names a range of your code.
 
 # %% profiler-model
 from torch import nn
@@ -331,7 +331,7 @@ gpulab.style.show(figure, alt="Host, loader and kernels of four jobs. Two have g
 
 # %% evidence-run tags=["host-dependent"]
 def evidence(found):
-    # shares: of the step, kernels and loader; of the kernels' time, what each roof explains
+    # kernels and loader as shares of the step; each roof as a share of the kernels' time
     rows, whole = rows_of(found), step_of(found)["dur"]
     busy, loading = (sum(e["dur"] for e in rows[name]) for name in ("kernels", "loader"))
     told = [e["args"] for e in rows["kernels"]]
@@ -570,8 +570,8 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
         print(f"    {watts:3.0f} W, {clock} MHz, {degrees} °C (recorded)")
 
 # %% energy-explain [markdown]
-# Both loops keep kernels running. The products sit at the limit, and the clock falls from 1,980 MHz by
-# more than a quarter. The network stays below the limit, and keeps its clock.
+# Both loops keep kernels running. The products reach the limit, and the clock falls below its
+# 1,980 MHz by more than a quarter. The network stays below the limit, and keeps its clock.
 #
 # Joules per step are watts times seconds. `gpulab.monitor.watch()` around a loop prints the
 # difference of NVML's energy counter. Without it, the board's limit times a *measured* time is an
@@ -591,16 +591,16 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
 # |---|---|
 # | “85 to 99 % utilisation is good; below 50 %, loading is the bottleneck.” | One thread makes 100 %; below 50 %, launches, waits and loading look alike. |
 # | “Memory near the maximum and less than 85 °C are signs of health.” | Neither says whether the GPU computes. |
-# | “The profiler tells you whether you are bound by compute or bandwidth.” | It gives times. FLOPs and bytes tell, kernel by kernel; one far below both peaks is neither. |
+# | “The profiler tells you whether you are bound by compute or bandwidth.” | It gives times. FLOPs and bytes tell, kernel by kernel; a kernel far below both peaks is bound by neither. |
 # | “Low utilisation with a large batch: raise `num_workers`.” | Only if the host is in `DataLoader.__next__`. |
-# | “Look at it in TensorBoard.” | The plugin was removed in 2026: Perfetto. |
+# | “Look at it in TensorBoard.” | The plugin was removed in 2026: use Perfetto. |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
 # **The device's activity alone** (`activities=[ProfilerActivity.CUDA]`) is an error without a GPU;
 # with one, you get kernels without their operations. **Totals added up** count a kernel once for
-# each level; add self times. **`with_stack=True`** left on in the run that is timed.
+# each level; add self times. **`with_stack=True`**, left on, slows the run that you time.
 #
 # **A schedule, and no `step()`.** The schedule stays in its first phase, and nothing is recorded.
 
@@ -630,7 +630,7 @@ gpulab.quiz(10)
 #    cannot.
 # 2. Utilisation counts time with any kernel. A bottleneck belongs to a job, not to a network.
 # 3. Gaps: what did the host do in them? No gaps: is a roof near, kernel by kernel?
-# 4. Own times add up, totals do not. The profiler slows the host, not the kernels.
+# 4. Self times add up, totals do not. The profiler slows the host, not the kernels.
 # 5. Across ranks, the one with the *shortest* all-reduce is late.
 # 6. Compare an MFU only with trainings of the same kind and format.
 #
