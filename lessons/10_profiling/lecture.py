@@ -404,7 +404,8 @@ print("E", *(f"{share:10.0%}" for share in evidence(traced(*slow_layout))), "(vi
 # 1. Raise *Kernel time* until the GPU is busy all the time. By what factor did the step grow, and
 #    the work?
 # 2. Set it back and choose *CUDA graph*. Which lane has changed?
-# 3. Set *loss.item()* to every step, with short and with long kernels. Where does it cost more?
+# 3. Set *loss.item()* to every step, with short and with long kernels. What does it cost each
+#    time?
 
 # %% simulator
 gpulab.sim.launch_queue(kernel=4, launch=15)
