@@ -438,10 +438,10 @@ gpulab.sim.roofline(gpu="A100-80")
 # %% compare-text [markdown]
 # ## Two traces compared
 #
-# After a change, compare operation by operation: a total hides that one part got faster and
-# another slower. ResNet-50 on the H200 again, now with 256 images and without or with autocast
-# (recorded). All kernels together took 284 ms in float32 and 106 in bf16. The batch norms, forward
-# and backward, took 43 ms in float32.
+# After a change, compare operation by operation: a total hides what happened to its parts.
+# ResNet-50 on the H200 again, now with 256 images and without or with autocast (recorded). All
+# kernels together took 284 ms in float32 and 106 in bf16. The batch norms, forward and backward,
+# took 43 ms in float32.
 
 # %% compare-predict
 norm_guess = gpulab.predict("How long did the batch norms take in bf16?", unit="ms")
