@@ -249,7 +249,7 @@ IN_PART = {
         {"kernels that write less": "attention kernel", "autocast": "mixed precision"},
     ),
     "13": (
-        ("lessons/13_sharding/lecture.py", "where several GPUs are there anyway", "# %%"),
+        ("lessons/13_sharding/lecture.py", "where you have several GPUs anyway", "# %%"),
         {"offloading": "**offload**", "several gpus": "more gpus"},
     ),
     "interview, the whole story": (

@@ -23,8 +23,7 @@ gpu = gpulab.setup()
 #
 # `nvidia-smi` prints a **utilisation**, and most advice begins there: above 85 % is good, below
 # 50 % the loader is slow. PyTorch has a kernel for its own tests, one block of **one thread**. It
-# counts clocks until a number is reached, and does nothing else. Run it, and read what the driver
-# says.
+# counts clock cycles up to a number, and does nothing else. Run it, and read what the driver says.
 
 # %% question-predict
 busy_guess = gpulab.predict("One thread of this GPU spins. What utilisation is read?", unit="%")
@@ -39,15 +38,16 @@ busy_guess.compare(round(seen.summary().gpus[0].max_utilization), gpu.numbers, b
 
 # %% question-answer [markdown]
 # The counter is the share of the last sample period (1/6 to 1 s) in which at least one kernel ran.
-# So a full one can be a bad job, and a low one has many possible reasons. This lesson asks instead:
-# **how long does it take, where does the time go, and how far is that from what the chip can do?**
+# So a bad job can read high, and a low reading has many possible reasons. This lesson asks
+# instead: **how long does it take, where does the time go, and how far is that from what the chip
+# can do?**
 
 # %% timer-text [markdown]
 # ## Time it so that the number holds
 #
 # `torch.utils.benchmark.Timer` is PyTorch's timer. It warms up, repeats, and waits for the GPU
-# before it reads the clock. The wait is part of its own clock: give it another one, as many recipes
-# do, and the wait is gone.
+# before it reads the clock. Its default clock does the waiting: with another one, which many
+# recipes pass, nothing waits.
 
 # %% timer-clock tags=["host-dependent"]
 import time
@@ -60,14 +60,14 @@ for name, clock in (("its own clock", {}), ("perf_counter", {"timer": time.perf_
     print(f"a @ a, by {name}: {1e6 * found.median:.0f} µs ({gpu.numbers})")
 
 # %% timer-cpu-text [markdown]
-# The second number is the launch. On a CPU, know one more thing: the timer sets **one thread**
-# unless `num_threads` says otherwise.
+# The second number is the launch alone. On a CPU, the timer uses **one thread** unless
+# `num_threads` says otherwise.
 #
-# How exact is a median? `blocked_autorange` fills 0.2 s: a short line gets hundreds of blocks, a
-# step of 40 ms five. The median of *n* is off by about IQR/√n (IQR: the interquartile range). What
-# misleads you is **drift**: the GPU warms up and lowers its clock, a
-# neighbour starts a job. So take turns, A, B, A, B, and believe a difference that keeps its sign
-# in every round. (`nvidia-smi -lgc 1410` locks the clock where you may; `-rgc` frees it.)
+# How exact is a median? `blocked_autorange` fills 0.2 s: with hundreds of blocks of a short line,
+# but only five of a step of 40 ms. The median of *n* is off by about IQR/√n (IQR: the
+# interquartile range). What misleads you is **drift**: the GPU warms up and lowers its clock, a
+# neighbour starts a job. So alternate, A, B, A, B, and believe a difference that keeps its sign in
+# every round. (`nvidia-smi -lgc 1410` locks the clock if you are allowed to; `-rgc` frees it.)
 
 # %% timer-run tags=["host-dependent"]
 names = {"scores": torch.randn(512, 10), "labels": torch.randint(10, (512,))}
@@ -87,12 +87,12 @@ table.print()
 # `trim_significant_figures` rounds to what the spread allows; without it `Compare` prints all
 # digits.
 #
-# A timer tells *that* a line is slow. Which function it is, **cProfile** tells without a change to
-# the code: `python -m cProfile -s tottime train.py`. `tottime` is a function's own time, `cumtime`
-# includes what it calls. On a GPU it charges the *function* that waits for all the work queued
-# before it; and it slows down every call, so it flatters code with few, long calls. **py-spy**
-# looks at a running process from outside, at next to no cost: `py-spy dump --pid PID` for a job
-# that hangs, `py-spy record -o out.svg --pid PID` for one that crawls.
+# A timer tells *that* code is slow. **cProfile** tells which function is, without a change to the
+# code: `python -m cProfile -s tottime train.py`. `tottime` is a function's own time, `cumtime`
+# includes what it calls. With a GPU, the time of all queued work goes to the *function* that waits
+# for it. And each call is slowed down, so code with few, long calls looks better than it is.
+# **py-spy** looks at a running process from outside, at next to no cost: `py-spy dump --pid PID`
+# for a job that hangs, `py-spy record -o out.svg --pid PID` for one that crawls.
 
 # %% profiler-text [markdown]
 # ## What `torch.profiler` records
@@ -122,16 +122,15 @@ share = part(row, "convolution") / row["kernels_ms"]
 share_guess.compare(round(100 * share), "recorded", because=why)
 
 # %% profiler-recorded-explain [markdown]
-# The rows are operations, by the names that launch: `nn.Conv2d` calls `aten::conv2d`, and some
-# calls further down is `aten::cudnn_convolution`. In bf16 the norms are PyTorch's own,
-# `aten::native_batch_norm`; the same step in float32 or fp16 has `aten::cudnn_batch_norm`
-# (recorded).
+# Each row is the operation that launches the kernels: `nn.Conv2d` calls `aten::conv2d`, which ends
+# in `aten::cudnn_convolution`. In bf16 the norms are PyTorch's own, `aten::native_batch_norm`; the
+# same step in float32 or fp16 has `aten::cudnn_batch_norm` (recorded).
 #
 # ![Bars for three steps on an H200: GPT-2 host 40, kernels 12, step 41 ms; ResNet-50 with 64 images 37, 28, 37; with 256 images 34, 106, 107.](../docs/pictures/real_steps.svg)
 #
 # The picture shows three such steps of that GPU (recorded). *Host* is the time in which Python and
-# PyTorch launch the step, *kernels* the sum of all kernels. The 64 images wait for the host, the 256
-# for the GPU.
+# PyTorch launch the step, *kernels* the sum of all kernels' times. With 64 images the GPU waits
+# for the host, with 256 the host waits.
 #
 # Kernels have rows of their own, with names like these (recorded elsewhere):
 #
@@ -140,9 +139,9 @@ share_guess.compare(round(100 * share), "recorded", because=why)
 # | `ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_nn` | a product (*gemm*) in bf16, in tiles of 128 × 128 (RTX 4090) |
 # | `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(…)` | NCCL's all-reduce in a ring |
 #
-# Now record a step yourself (on a virtual GPU its times are virtual). A **schedule** skips the
+# Now record a step yourself (on a virtual GPU its times are virtual). This **schedule** skips the
 # first step, warms up in one, and records two; `step()` says where a step ends. `record_function`
-# gives a range your own name.
+# names a range of your code.
 
 # %% profiler-model
 from torch import nn
@@ -180,14 +179,14 @@ for line in table.splitlines():  # without the columns of the CPU, in the middle
     print(line[:30] + line[100:])
 
 # %% profiler-explain [markdown]
-# A range such as `forward` launches nothing itself: its total is that of the operations within. (On
-# a real GPU a second row of that name has its span on the GPU, and backward runs in a thread of
-# autograd's: a range around it totals 0.)
+# A range such as `forward` launches nothing itself: its total is that of the operations within.
+# (On a real GPU a second row of that name shows its span on the GPU. Backward runs in autograd's
+# own thread, so a range around it totals 0.)
 #
 # | column | what it is | what it is not |
 # |---|---|---|
 # | Self CPU | the host's time in this operation alone | the GPU's time. A wait for the GPU counts here, at the operation that waits |
-# | Self CUDA | kernels that this operation itself launched | how *well* they ran |
+# | Self CUDA | time of the kernels that this operation itself launched | how *well* they ran |
 # | CPU total, CUDA total | with the operations within: rows overlap | anything to add up |
 # | CPU Mem, CUDA Mem (`profile_memory=True`) | allocated minus freed during the operation | memory in use at that point (lesson 04) |
 #
@@ -325,14 +324,14 @@ gpulab.style.show(figure, alt="Host, loader and kernels of four jobs. Two have g
 # gaps in the kernels' row, and the rows above say what the host did meanwhile. The other two are
 # full, and look alike.
 #
-# A trace shows *that* a kernel runs, not how well. For that you need its FLOPs and bytes, each
-# over its peak: the longer time names the kernel's roof. Do it kernel by kernel: the averages of a
-# step with products at one roof and norms at the other are near neither. The virtual GPU writes
-# both into the trace. On a real one, count from shapes, or let Nsight Compute measure.
+# A trace shows *that* a kernel runs, not how well. For that, divide its FLOPs and bytes by the
+# GPU's peaks: the longer of both times names the kernel's roof. Do it kernel by kernel: a step
+# with products at one roof and norms at the other is, on average, near neither. The virtual GPU
+# writes both into the trace. On a real one, count from shapes, or let Nsight Compute measure.
 
 # %% evidence-run tags=["host-dependent"]
 def evidence(found):
-    # shares: of the step, kernels and loader; of the kernels' time, what each roof explains
+    # kernels and loader as shares of the step; each roof as a share of the kernels' time
     rows, whole = rows_of(found), step_of(found)["dur"]
     busy, loading = (sum(e["dur"] for e in rows[name]) for name in ("kernels", "loader"))
     told = [e["args"] for e in rows["kernels"]]
@@ -347,10 +346,10 @@ for letter, found in events.items():
     print(letter, *(f"{share:10.0%}" for share in evidence(found)))
 
 # %% diagnose-turn-text [markdown]
-# One kind is missing among the four: no gaps, and *neither* roof near. Such a kernel is
-# **latency-bound**: a warp waits for one answer after the other, and too few other warps run
-# meanwhile. Small, badly shaped or badly written kernels are like that. Nsight Compute draws the
-# line at 60 % of the nearer peak; draw it at 60 % of the kernels' time for both roofs together.
+# A fifth kind has no gaps either, but *neither* roof is near. Such a kernel is **latency-bound**:
+# each warp waits for one answer after another, and too few other warps run meanwhile. Small, badly
+# shaped or badly written kernels are like that. Nsight Compute draws the line at 60 % of the
+# nearer peak; here take 60 % of the kernels' time, both roofs added.
 #
 # **Your turn** · 4 minutes. Write the rule down: from these four shares, name the bottleneck. It is
 # tried on other jobs.
@@ -377,7 +376,7 @@ gpulab.turn.bottleneck(bottleneck)
 # enough. **C**, the same again, waits for its loader. So a bottleneck belongs to a job, not to a
 # network.
 #
-# And the fifth kind? Here is B without `channels_last`, the same operations in the other layout:
+# The fifth kind is B without `channels_last`: the same operations in the other layout.
 
 # %% latency-run
 slow_layout = (torchvision.models.mobilenet_v3_large, torch.zeros(512, 3, 224, 224), None)
@@ -400,13 +399,13 @@ print("E", *(f"{share:10.0%}" for share in evidence(traced(*slow_layout))), "(vi
 # %% simulator-text [markdown]
 # ### See it move
 #
-# The simulator opens on job D in small: short kernels, a host that needs longer to launch one than
-# the GPU to run it.
+# The simulator opens on a small version of job D: launching a kernel takes longer than running it.
 #
 # 1. Raise *Kernel time* until the GPU is busy all the time. By what factor did the step grow, and
 #    the work?
 # 2. Set it back and choose *CUDA graph*. Which lane has changed?
-# 3. Read the loss every step. In which of the two states does it cost more?
+# 3. Set *loss.item()* to every step, with short and with long kernels. What does it cost each
+#    time?
 
 # %% simulator
 gpulab.sim.launch_queue(kernel=4, launch=15)
@@ -439,9 +438,9 @@ gpulab.sim.roofline(gpu="A100-80")
 # %% compare-text [markdown]
 # ## Two traces compared
 #
-# After a change, compare operation by operation: a total hides that one part gained and another
-# lost. ResNet-50 on the H200 again, now with 256 images, in float32 and under autocast in bf16
-# (recorded). All kernels together took 284 ms, then 106. The batch norms, forward and backward,
+# After a change, compare operation by operation: a total hides what happened to its parts.
+# ResNet-50 on the H200 again, now with 256 images and without or with autocast (recorded). All
+# kernels together took 284 ms in float32 and 106 in bf16. The batch norms, forward and backward,
 # took 43 ms in float32.
 
 # %% compare-predict
@@ -459,9 +458,8 @@ norm_guess.compare(round(part(after, "batch_norm"), 1), "recorded", because=why)
 # ### Several ranks
 #
 # On several GPUs each rank writes a trace of its own. The exchange of gradients is a kernel too,
-# NCCL's all-reduce. It starts when its *own* rank has come to it, and then it spins until the last
-# rank has come. Here two ranks multiply matrices, and rank 1
-# has one product more to do:
+# NCCL's all-reduce. It starts when its *own* rank gets there, then spins until the last rank has
+# come. Here two ranks multiply matrices, and rank 1 has one product more to do:
 
 # %% ranks-write
 # %%writefile ranks.py
@@ -489,7 +487,8 @@ for rank in (0, 1):
         print(f"rank {rank}: {e['dur'] / 1000:5.1f} ms {e['name']} (virtual)")
 
 # %% ranks-turn-text [markdown]
-# Both ranks look busy, near 100 % by the driver's counter, and one of them mostly spins.
+# Both ranks look busy, near 100 % by the driver's counter, and rank 0 spins for a third of the
+# time.
 #
 # **Your turn** · 1 minute. `lasted` holds the ms in all-reduce kernels by rank, of eight ranks.
 # Return the rank that keeps the others waiting.
@@ -557,13 +556,13 @@ mfu_guess.compare(round(100 * mfu, 1), "recorded", because=why)
 # | Power | watts; the limit beside it | far below the limit, at 100 %: small kernels, or waits |
 # | Temp | °C of the chip | each board slows down at a limit of its own (`nvidia-smi -q -d TEMPERATURE`) |
 #
-# The answer to the opening question is in other counters. DCGM has them
-# (`dcgmi dmon -e 1002,1004,1005`), and from Hopper on NVML too (GPM): `SM_ACTIVE`, the share of SMs
-# with work; `PIPE_TENSOR_ACTIVE`, time of the tensor cores; `DRAM_ACTIVE`, time of the memory
-# interface. One spinning thread keeps one SM active, of 40 on a T4.
+# Other counters say how much of the GPU works. DCGM has them (`dcgmi dmon -e 1002,1004,1005`), and
+# from Hopper on so does NVML (GPM): `SM_ACTIVE`, the share of SMs with work; `PIPE_TENSOR_ACTIVE`,
+# time of the tensor cores; `DRAM_ACTIVE`, time of the memory interface. One spinning thread keeps
+# one SM active, of 40 on a T4.
 #
-# Power rises with work. It also is a limit: at it, the driver lowers the clock. Here are two loops,
-# half a minute each, on an H100 whose board may draw 700 W:
+# Power rises with work, up to the board's limit; there the driver lowers the clock. Here are two
+# loops, half a minute each, on an H100 whose board may draw 700 W:
 
 # %% power-run
 for name, found in gpulab.data.recorded("H100")["sustained"].items():
@@ -572,8 +571,8 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
         print(f"    {watts:3.0f} W, {clock} MHz, {degrees} °C (recorded)")
 
 # %% energy-explain [markdown]
-# Both loops keep kernels running. The products sit at the limit, and the clock falls from 1,980 MHz by
-# more than a quarter. The network stays below the limit, and keeps its clock.
+# Both loops keep kernels running. The products reach the limit, and the clock falls below its
+# 1,980 MHz by more than a quarter. The network stays below the limit, and keeps its clock.
 #
 # Joules per step are watts times seconds. `gpulab.monitor.watch()` around a loop prints the
 # difference of NVML's energy counter. Without it, the board's limit times a *measured* time is an
@@ -591,18 +590,18 @@ for name, found in gpulab.data.recorded("H100")["sustained"].items():
 #
 # | claim | verdict |
 # |---|---|
-# | “85 to 99 % utilisation is good; below 50 %, loading is the bottleneck.” | One thread makes 100 %; below 50 % launches, waits and loading look alike. |
+# | “85 to 99 % utilisation is good; below 50 %, loading is the bottleneck.” | One thread makes 100 %; below 50 %, launches, waits and loading look alike. |
 # | “Memory near the maximum and less than 85 °C are signs of health.” | Neither says whether the GPU computes. |
-# | “The profiler tells you whether you are bound by compute or bandwidth.” | It gives times. FLOPs and bytes tell, kernel by kernel; one far below both peaks is neither. |
-# | “Low utilisation with a large batch: raise `num_workers`.” | If the host is in `DataLoader.__next__`; else it does nothing. |
-# | “Look at it in TensorBoard.” | The plugin was removed in 2026: Perfetto. |
+# | “The profiler tells you whether you are bound by compute or bandwidth.” | It gives times. FLOPs and bytes tell, kernel by kernel; a kernel far below both peaks is bound by neither. |
+# | “Low utilisation with a large batch: raise `num_workers`.” | Only if the host is in `DataLoader.__next__`. |
+# | “Look at it in TensorBoard.” | The plugin was removed in 2026: use Perfetto. |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
-# **The device's activity alone** (`activities=[ProfilerActivity.CUDA]`): without a GPU an error,
-# with one, kernels without their operations. **Totals added up**: they count a kernel once for each
-# level; own times add up. **`with_stack=True`** left on in the run that is timed.
+# **The device's activity alone** (`activities=[ProfilerActivity.CUDA]`) is an error without a GPU;
+# with one, you get kernels without their operations. **Totals added up** count a kernel once for
+# each level; add self times. **`with_stack=True`**, left on, slows the run that you time.
 #
 # **A schedule, and no `step()`.** The schedule stays in its first phase, and nothing is recorded.
 
@@ -628,12 +627,13 @@ gpulab.quiz(10)
 # %% takeaways [markdown]
 # ## Take-aways
 #
-# 1. Time first, then a trace, then FLOPs and bytes: each answers what the one before cannot.
+# 1. First time it, then trace it, then count FLOPs and bytes: each answers what the one before
+#    cannot.
 # 2. Utilisation counts time with any kernel. A bottleneck belongs to a job, not to a network.
 # 3. Gaps: what did the host do in them? No gaps: is a roof near, kernel by kernel?
-# 4. Own times add up, totals do not. The profiler slows the host, not the kernels.
+# 4. Self times add up, totals do not. The profiler slows the host, not the kernels.
 # 5. Across ranks, the one with the *shortest* all-reduce is late.
-# 6. An MFU is good or bad among trainings of its kind, in its format.
+# 6. Compare an MFU only with trainings of the same kind and format.
 #
 # **For the checklist:** recorded on a schedule, after warm-up, three steps, both activities · the
 # bottleneck named from a trace before a remedy is tried, and a trace compared after it.

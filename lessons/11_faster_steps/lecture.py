@@ -23,7 +23,7 @@ gpu = gpulab.setup()
 # ## A question worth asking
 #
 # Lesson 06 opened with a GPT-2 that somebody trained on one A100 (S. Raschka, *LLMs-from-scratch*). Here is the whole
-# series but for one: switches turned one after the other, and what each one gained over the step before.
+# series but for one switch: what each gained over the one before.
 
 # %% question-series
 gains = {  # per cent over the step before (recorded)
@@ -42,7 +42,7 @@ axes.invert_yaxis()
 gpulab.style.show(figure, alt=f"Bars of the gain of nine switches, per cent: {gains}")
 
 # %% question-ask [markdown]
-# The missing one came between `torch.compile` and the larger batch, and it is odd. The vocabulary grew from 50,257 to
+# The missing one came between `torch.compile` and the larger batch, and it is odd: the vocabulary grew from 50,257 to
 # 50,304, by 47 words that occur in no text. The model became larger, and nothing else changed.
 
 # %% question-predict
@@ -53,20 +53,20 @@ why = "Why? Under “Numbers and shapes”. A minus would have meant slower: mor
 vocabulary_guess.compare(14, "recorded", because=why)
 
 # %% question-answer [markdown]
-# In all, the training became 11 times as fast (recorded). Three switches of ten made most of it, and two did nothing. TF32
-# and bf16 are lesson 07's; norm, GELU and FlashAttention lesson 06's (`F.scaled_dot_product_attention`). The blue ones
-# and the 47 words follow here.
+# In all, the training became 11 times as fast (recorded). Three switches of ten made most of it, and two did nothing.
+# TF32 and bf16 belong to lesson 07; norm, GELU and FlashAttention (`F.scaled_dot_product_attention`) to lesson 06. The
+# blue ones and the 47 words follow here.
 #
-# A gain belongs to a network, a batch, a GPU *and the switches before it*: faster
-# arithmetic gains nothing while the step waits for the host. So ask first what a switch can save at all.
+# A gain belongs to a network, a batch, a GPU *and the switches before it*: faster arithmetic gains nothing while the
+# step waits for the host. So first ask what a switch can save at all.
 
 # %% waits-text [markdown]
 # ## First find out who waits
 #
-# A step takes about as long as the slower of two: the **host**, which launches kernels, or the kernels, each of which
-# waits for **memory** or **arithmetic**. Take a small transformer on an H200 whose host is slow. In float32 a step
-# takes 17.8 ms, and kernels run for 14.3 of them. Autocast to bf16 makes the kernels 3.6 times as fast: they now need
-# 4.0 ms (recorded). And the step?
+# A step takes about as long as the slower of two: the **host**, which launches kernels, and the kernels, each of which
+# waits for **memory** or **arithmetic**. Take a small transformer on an H200 with a slow host. In float32 a step takes
+# 17.8 ms, and kernels run for 14.3 of them. Autocast to bf16 makes the kernels 3.6 times as fast: they now need 4.0 ms
+# (recorded).
 
 # %% waits-predict
 bf16_guess = gpulab.predict("The step in bf16", unit="ms")
@@ -76,19 +76,20 @@ why = "The host needs that long to launch the step: autocast's casts are launche
 bf16_guess.compare(21.4, "recorded", because=why)
 
 # %% waits-answer [markdown]
-# Kernels run for 19 % of it. With ResNet-50 and 256 images it is 99 %, in bf16 too (recorded, same machine).
+# Kernels run for 19 % of that. With ResNet-50 and 256 images they run for 99 % of a step, in bf16 too (recorded, same
+# machine).
 #
 # | the step waits for | you see | what can help |
 # |---|---|---|
 # | data | the loader costs time | lesson 09; nothing below |
-# | the host | kernels run for half of the step; a larger batch costs no time | larger batch, fused optimizer, CUDA graph, `compile`, fewer waits |
+# | the host | kernels run for half of the step or less; a larger batch costs no time | larger batch, fused optimizer, CUDA graph, `compile`, fewer waits |
 # | memory | norms, activations, additions; low FLOP/s | `compile` (fusion), 16 bits, layout |
 # | arithmetic | products and convolutions | TF32 or bf16, sizes, autotuning |
 #
-# A **larger batch** comes first, until kernels fill the step. Then it costs memory and gains little. It also changes
-# the training (lesson 08).
+# Try a **larger batch** first, until kernels fill the step. Beyond that it costs memory and gains little. It also
+# changes the training (lesson 08).
 #
-# Two networks go through this lesson: a ResNet-18, and a small GPT without its mask (we only time it).
+# This lesson uses two networks: a ResNet-18, and a small GPT without its mask (we only time it).
 
 # %% imports
 import statistics
@@ -141,11 +142,12 @@ with gpulab.VirtualGPU("A100-80", compute=False):
 # %% launches-text [markdown]
 # ## Fewer launches
 #
-# With two images the GPU waits for the next launch most of the time. (A faster host than the virtual one shortens the
-# white.)
+# With two images the GPU waits for the next launch most of the time. (A host faster than the virtual one leaves
+# shorter gaps.)
 #
 # **The optimizer.** ResNet-18 has 62 parameter tensors. AdamW can go through them in a Python loop; it can do each of
-# its operations for all tensors at once (`foreach`, the default on a GPU); or it does everything in a few kernels:
+# its operations for all tensors at once (`foreach`, the default on a GPU); or it can do everything in a few kernels
+# (`fused`):
 
 # %% launches-optimizer
 for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
@@ -153,11 +155,11 @@ for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
     print(f"{options!s:<18} {plan.step_ms:4.1f} ms a step (virtual)")
 
 # %% launches-graph-text [markdown]
-# `fused=True` costs nothing but last digits, which round differently.
+# `fused=True` costs nothing; only the last digits differ.
 #
-# **A CUDA graph** goes further: it records the launches of a whole step once, and *replays* them with
-# one call. Before the capture, a few ordinary steps on a side stream do everything lazy. They train; the capture
-# itself computes nothing. AdamW's step counter has to live on the GPU: `capturable=True`.
+# **A CUDA graph** goes further: it records the launches of a whole step once, and *replays* them with one call. Before
+# the capture, a few ordinary steps on a side stream do all that happens only once. These steps train; the capture
+# itself computes nothing. AdamW's step counter has to be on the GPU: `capturable=True`.
 
 # %% launches-graph
 def captured(step):
@@ -180,11 +182,12 @@ for job, batch in ((resnet, 2), (resnet, 128), (gpt, 2)):
     print(f"{job.__name__:<6} batch {batch:>3}: {eager:4.1f} ms → {replay:4.1f} ms, {eager / replay:.1f} × (virtual)")
 
 # %% launches-graph-explain [markdown]
-# Much where the host was the brake, nothing where it was not. (On a real GPU short gaps between kernels remain.)
+# A graph gains much where the host set the pace, and nothing elsewhere. (On a real GPU short gaps between kernels
+# remain.)
 #
-# The price: the step keeps its memory, since every address is fixed. Shapes never change. No Python runs, so there is
-# no `if` on a value, no `print`, no `.item()`. Dropout still draws new numbers in each replay: the GPU's generator is
-# part of the graph. `torch.cuda.make_graphed_callables(model, (x,))` captures a model without its optimizer.
+# The price: the graph keeps its memory, since every address is fixed. Shapes cannot change. No Python runs, so there
+# is no `if` on a value, no `print`, no `.item()`. Dropout still draws new numbers in each replay: the GPU's generator
+# is part of the graph. `torch.cuda.make_graphed_callables(model, (x,))` captures a model without its optimizer.
 #
 # A graph reads its input *where it lay at capture*.
 #
@@ -242,12 +245,12 @@ why = "The launch was recorded with this number. The scheduler changes another, 
 rate_guess.compare(with_number, "virtual", because=why)
 
 # %% rate-explain [markdown]
-# No error tells you. Make the learning rate a **tensor on the GPU**
-# before the capture. PyTorch's schedulers fill it in place, and the graph reads it. (Adam and AdamW take one with
-# `capturable=True`; SGD needs `fused=True`.) Every other number that changes is frozen too, such as a loss's weight.
+# There is no error. Make the learning rate a **tensor on the GPU** before the capture: PyTorch's schedulers fill it in
+# place, and the graph reads it. (Adam and AdamW take one with `capturable=True`; SGD needs `fused=True`.) Every other
+# number that changes is frozen too, such as a loss's weight.
 #
-# **Your turn** · 2 minutes. A schedule of your own: the optimizer has tensors as learning rates, and its step is
-# captured. The function below has no effect on the replays. Repair it.
+# **Your turn** · 2 minutes. The optimizer's learning rates are tensors, and its step is captured. `set_rate` has no
+# effect on the replays. Repair it.
 
 # %% rate-turn tags=["your-turn"]
 def set_rate(optimizer, rate):
@@ -267,9 +270,10 @@ gpulab.turn.set_rate(set_rate)
 #
 # The simulator opens on a launch-bound step: 40 kernels of 3 µs, 15 µs to launch each, compiled. Try this:
 #
-# 1. Compare the modes below the lanes: which gains more here?
-# 2. *Kernel time* to 100 µs. Which one has become useless?
-# 3. Back to 3 µs and *CUDA graph*; then read the loss *every step*. What does a wait cost when launches are cheap?
+# 1. Compare the modes below the lanes: does compiling or the graph gain more here?
+# 2. Set *Kernel time* to 100 µs. Which mode has become useless?
+# 3. Back to 3 µs, choose *CUDA graph*, and set *loss.item()* to *every step*. What does a wait cost when launches are
+#    cheap?
 
 # %% simulator
 gpulab.sim.launch_queue(kernel=3, launch=15, kernels=40, mode="compile")
@@ -282,12 +286,12 @@ gpulab.sim.launch_queue(kernel=3, launch=15, kernels=40, mode="compile")
 # ## torch.compile: one graph, or several
 #
 # `torch.compile(model)` does three things when the model is first called. **Dynamo** runs through your Python and
-# writes down the tensor operations as a graph, with **guards**: what must hold for it to be valid (shapes, dtypes,
-# values of Python numbers). **AOTAutograd** adds the backward graph. **Inductor** *fuses*: it writes kernels that do
-# many operations while the data are in registers, in Triton for a GPU, in C++ for a CPU.
+# writes down the tensor operations as a graph, with **guards**: the conditions under which it is valid (shapes,
+# dtypes, values of Python numbers). **AOTAutograd** adds the backward graph. **Inductor** *fuses*: it writes kernels
+# that do many operations while the data are in registers, in Triton for a GPU, in C++ for a CPU.
 #
 # Where Dynamo cannot go on, the graph **breaks**: the part so far is compiled, Python runs the line, a new graph
-# begins. Nothing fuses over a break. You can count graphs: a *backend* is a function that is given each one.
+# begins. Nothing fuses over a break. To count the graphs, pass a *backend*: a function that is given each one.
 
 # %% compile-count
 graphs = []
@@ -340,8 +344,8 @@ gpulab.turn.one_graph(shortened)
 # %% recompile-text [markdown]
 # ## Recompilations
 #
-# When a guard fails, the function is compiled again for the new case, and both versions are kept. A training on sentences
-# meets a new length in nearly every batch.
+# When a guard fails, the function is compiled again for the new case, and both versions are kept. Training on
+# sentences meets a new length in nearly every batch.
 
 # %% recompile-predict
 recompile_guess = gpulab.predict("A compiled softmax meets the lengths 2, 3, … 11. How often is it compiled?")
@@ -352,20 +356,20 @@ why = "For the length 2, then for any length, as a symbol: dynamic shapes. (0 an
 recompile_guess.compare(count(lambda x: x.softmax(0), *lengths), "computed", because=why)
 
 # %% recompile-repair [markdown]
-# With `dynamic=False` each length is a compilation, up to a limit. *Whatever needs a ninth version runs uncompiled*, and
-# only a warning says so: `torch._dynamo hit config.recompile_limit (8)`. Two usual causes:
+# With `dynamic=False` each length is compiled separately, up to a limit. *Whatever needs a ninth version runs
+# uncompiled*, and only a warning says so: `torch._dynamo hit config.recompile_limit (8)`. Two usual causes:
 #
-# - **An int in an attribute** (or a global), such as a counter of calls, is held at its value. Make it a tensor (a buffer),
-#   or take it out of `forward`. An int *argument*, and a float anywhere, become symbols at the second value.
-# - **A Python loop** such as `for i in range(x.shape[0])` is unrolled, so each length is another graph.
+# - **An int in an attribute** (or a global), such as a counter of calls, has a guard on its value. Make it a tensor (a
+#   buffer), or take it out of `forward`. An int *argument*, and a float anywhere, become symbols at the second value.
+# - **A Python loop** such as `for i in range(x.shape[0])` is unrolled, so each length needs a graph of its own.
 #
-# `TORCH_LOGS="recompiles,graph_breaks"` prints the guard that failed. The first exercise counts all of this.
+# `TORCH_LOGS="recompiles,graph_breaks"` prints the guard that failed.
 #
 # ## What compiling buys, and when it pays
 #
-# Now with Inductor, for this machine's processor or your GPU. First a GELU written out: nine operations that each read
-# and write everything, and become one kernel. Then a block of ResNet-18, whose convolutions stay calls of a
-# library.
+# Now compile with Inductor, for this machine's processor or your GPU: first a GELU written out, whose nine operations
+# each read and write everything, and become one kernel; then a block of ResNet-18, whose convolutions stay library
+# calls.
 
 # %% inductor-define
 def gelu(x, bias):
@@ -391,10 +395,10 @@ with gpulab.without_gpu(), torch.no_grad(), torch._inductor.utils.fresh_cache():
         print("no kernel:", str(error).splitlines()[0])
 
 # %% inductor-explain [markdown]
-# One switch, one machine, two verdicts. Compiling gains where the time goes into many small operations: into what they
-# read and write, or, with little data on a GPU, into their launches. Of 635 image models in *inference* on an RTX 4090
-# the median became 1.61 times as fast; two became slower, one of them at 0.41 (recorded). In *training* the GPT-2 of
-# the opening gained 22 %.
+# The gain depends on what you compile. It is large where the time goes into many small operations: into their memory
+# traffic or, with little data on a GPU, into their launches. In *inference* on an RTX 4090, the median of 635 image
+# models became 1.61 times as fast; two became slower, one down to 0.41 of its speed (recorded). In *training* the
+# GPT-2 of the opening gained 22 %.
 #
 # **Memory** can go either way. The compiler chooses what to keep for backward:
 
@@ -406,15 +410,15 @@ with gpulab.without_gpu():
         print(f"{name}:", gpulab.memory.activation_bytes(function, x, bias))
 
 # %% inductor-price [markdown]
-# Here a quarter is left. In the GPT-2 of the opening, reserved memory *rose* from 5.90 to 6.19 GiB (recorded).
+# A quarter is left. In the GPT-2 of the opening, reserved memory *rose* from 5.90 to 6.19 GiB (recorded).
 #
-# **The price**: seconds to minutes in every run (kernels are kept on disk, graphs are traced again) and with every
+# **The price**: seconds to minutes, in every run (kernels are kept on disk, but graphs are traced again) and for every
 # recompilation. A model of equal blocks starts sooner if you compile the *block*: after `for block in blocks:
 # block.compile()` all blocks share one compilation.
 #
-# **Modes.** `"reduce-overhead"` adds CUDA graphs: for small batches of fixed shapes. The next call overwrites a result
-# (`accessing tensor output of CUDAGraphs that has been overwritten`), so clone it. `"max-autotune"` also tries several
-# kernels for each product: for long runs of fixed shapes.
+# **Modes.** `"reduce-overhead"` adds CUDA graphs: for small batches of fixed shapes. Each call overwrites the last
+# result (`accessing tensor output of CUDAGraphs that has been overwritten`), so clone it. `"max-autotune"` also tries
+# several kernels for each product: for long runs of fixed shapes.
 #
 # **Your turn** · 2 minutes. From how many steps on does compiling pay? There are two mistakes below.
 
@@ -436,7 +440,7 @@ gpulab.turn.break_even(break_even)
 #
 # A batch of images has the shape (N, C, H, W), and lies in memory plane by plane. Tensor cores want all channels of a
 # pixel side by side, so cuDNN often copies images before and after a convolution. `channels_last` stores pixel by
-# pixel, and saves these copies. Shape and values stay; the strides change. It takes two lines:
+# pixel, and saves these copies. Shape and values stay; the strides change:
 #
 # ```python
 # model = model.to(memory_format=torch.channels_last)
@@ -462,8 +466,8 @@ gpulab.style.show(figure, alt="A histogram with a peak at 1, a hump to 1.5 and a
 
 # %% layout-explain [markdown]
 # The slowest model takes five times as long. The peak at 1 is mostly vision transformers, which have hardly a
-# convolution. Is that still so? Single layers, forward and backward, PyTorch 2.11, on an H100 and an H200. Gain by
-# `channels_last` for 64 images of 256 channels and 56 × 56 pixels (recorded):
+# convolution. Is that still so? Here is the gain by `channels_last` of single layers, forward and backward, PyTorch
+# 2.11, on an H100 and an H200, for 64 images of 256 channels and 56 × 56 pixels (recorded):
 #
 # | layer | fp32 | bf16 |
 # |---|---|---|
@@ -472,28 +476,28 @@ gpulab.style.show(figure, alt="A histogram with a peak at 1, a hump to 1.5 and a
 # | depthwise, 7 × 7 | 0.53, 0.53 | 4.46, 4.58 |
 # | ReLU | 0.98, 1.02 | 0.85, 1.27 |
 #
-# A ReLU does not care for the layout, so its row shows the noise: up to a quarter. Beyond it, grouped convolutions now
-# win in bf16, and the slow case is 7 × 7 depthwise in float32. A rule that was measured in 2022 is a rule about the
-# libraries of 2022.
+# A ReLU does the same work in both layouts, so its row shows the noise: up to a quarter. Beyond that noise, grouped
+# convolutions now gain in bf16, and 7 × 7 depthwise in float32 loses. A rule measured in 2022 is about the libraries
+# of 2022.
 
 # %% layout-cudnn [markdown]
-# **Autotuning.** cuDNN is on from the start. `torch.backends.cudnn.benchmark = True` is another thing: for every new
+# **Autotuning.** cuDNN is on from the start. `torch.backends.cudnn.benchmark = True` is another switch: for every new
 # shape cuDNN *tries* its algorithms and keeps the fastest. WaveGlow then trained 1.41 times as fast, YOLOv5 as fast as
 # before (recorded: NVIDIA/waveglow#172, ultralytics/yolov5#3620). The first call of a convolution of a new shape took
-# an H200 14 ms without it and 938 ms with it (medians of 12 shapes each, recorded). So: on where shapes are fixed, off
-# where they vary. The choice, and with it the last digits, may differ from run to run.
+# an H200 14 ms without it and 938 ms with it (medians of 12 shapes each, recorded). So turn it on where shapes are
+# fixed, and off where they vary. The choice, and with it the last digits, may differ from run to run.
 
 # %% numbers-text [markdown]
 # ## Numbers and shapes
 #
-# **TF32** (lesson 07) costs digits of each factor, and saves no byte. On an H100 (recorded):
+# **TF32** (lesson 07) drops digits of each factor, and saves no memory. On an H100 (recorded):
 #
 # | ms | fp32 | TF32 | bf16 (autocast) |
 # |---|---|---|---|
 # | a product of 4096³ | 2.68 | 0.37 | 0.19 |
 # | a training step of GPT-2, 8 × 1024 tokens | 169 | 68 | 38 |
 #
-# The product gains a factor of 7, the step 2.5: the rest of a step is no product. And `"medium"`?
+# The product gains a factor of 7, the step 2.5, since a step is not all products. What does `"medium"` add?
 
 # %% numbers-tf32
 for precision in ("medium", "high", "highest"):  # the last is the default
@@ -501,10 +505,10 @@ for precision in ("medium", "high", "highest"):  # the last is the default
     print(f"{precision:<8} on NVIDIA GPUs: {torch.backends.cuda.matmul.fp32_precision}")
 
 # %% numbers-tf32-explain [markdown]
-# On NVIDIA's GPUs it sets what `"high"` sets. It is no “simplified AMP”: activations stay in 32 bits.
+# Nothing: on NVIDIA's GPUs it sets what `"high"` sets. It is no “simplified AMP”: activations stay in 32 bits.
 #
-# **Alignment** is the secret of the 47 words. Take `a @ b` in bf16, with `a` of (m, k) and `b` of (k, n), all 4096. Now
-# make *one* of the three 4097.
+# **Alignment** explains the 47 words. Take `a @ b` in bf16, with `a` of shape (m, k) and `b` of shape (k, n), and all
+# three sizes 4096. Now make *one* of them 4097.
 
 # %% numbers-predict
 alignment_guess = gpulab.predict("For how many of m, k and n does 4097 more than double the time?")
@@ -519,13 +523,13 @@ why = "k is the length of a's rows in memory, n that of b's and of the result's.
 alignment_guess.compare(sum(ratio > 2 for ratio in times.values()), "recorded", because=why)
 
 # %% numbers-alignment-explain [markdown]
-# Tensor cores are fed in packets of 16 bytes: 8 numbers of 16 bits, 4 of TF32, 16 of fp8. A row of another length takes
-# slower kernels. How much slower depends on the GPU; the H100's fast kernels take nothing else. A multiple of 8 is the
-# least, not the best: 4104 still cost 23 % as k and 11 % as n. (Kernels work in tiles of 64 to 256; memory, in lines of
-# 128 bytes.) **Make widths and the vocabulary multiples of 64 or 128.**
+# Tensor cores are fed in packets of 16 bytes: 8 numbers of 16 bits, 4 of TF32, 16 of fp8. A row that is not whole
+# packets needs slower kernels. How much slower depends on the GPU; the H100's fast kernels take nothing else. A
+# multiple of 8 is the minimum, not the best: 4104 still cost 23 % more as k and 11 % as n. (Kernels work in tiles of
+# 64 to 256; memory, in lines of 128 bytes.) **Make widths and the vocabulary multiples of 64 or 128.**
 #
-# **The number of rows** counts by whole tiles. An A100 has 108 SMs. If a product has 108 tiles, all run at once, in one
-# *wave*; a 109th waits for a second wave. The virtual A100 has tiles of 128 × 128 here:
+# **The number of rows** is rounded up to whole tiles. An A100 has 108 SMs. If a product has 108 tiles, all run at
+# once, in one *wave*; a 109th waits for a second wave. The virtual A100 has tiles of 128 × 128 here:
 
 # %% numbers-waves
 tiles = range(80, 240, 4)
@@ -540,24 +544,24 @@ axes.set_title("One tile more than 108, or 216, is another wave")
 gpulab.style.show(figure, alt="The time of a product over its tiles: flat, with steps up after 108 and 216.")
 
 # %% numbers-rows-explain [markdown]
-# Real libraries choose among tiles, so real stairs are lower: m = 4097 cost the H100 6 % in bf16, 34 % in TF32. A batch
-# is a number of rows: it needs no power of two. So is a sequence length, but where attention writes its table (lesson
-# 06) it is the length of a row.
+# Real libraries choose among tile sizes, so real steps are lower: m = 4097 cost the H100 6 % in bf16, 34 % in TF32. A
+# batch size is a number of rows: it needs no power of two. A sequence length is one too, but where attention writes
+# its table (lesson 06) it is the length of a row.
 
 # %% determinism-text [markdown]
 # ## The same bits twice
 #
-# Sums of floats depend on the order, and atomic additions of many threads have none.
-# `torch.use_deterministic_algorithms(True)` takes operations with a fixed order, and raises where there is none (`put_
-# does not have a deterministic implementation`). With seeds you get the same bits on the same machine with the same
-# versions. It costs speed; a part comes back with `torch.utils.deterministic.fill_uninitialized_memory = False`.
+# A sum of floats depends on the order, and atomic additions by many threads have no fixed order.
+# `torch.use_deterministic_algorithms(True)` chooses operations with a fixed order, and raises where there is none
+# (`put_ does not have a deterministic implementation`). With seeds, the same machine and the same versions give the
+# same bits. It costs speed; `torch.utils.deterministic.fill_uninitialized_memory = False` gives a part back.
 
 # %% table-text [markdown]
 # ## Your decision table
 #
-# Each switch alone, on your GPU or else this machine's processor. Machines drift: they warm up, others use them. So
-# **take turns**: one step of each, and again. Have the baseline twice: what it “gains” against itself is noise.
-# On a GPU, add `small(half=True)`. (A processor without 16-bit instructions took 20 times as long, measured.)
+# Now time each switch alone, on your GPU or else this machine's processor. Machines drift: they warm up, others use
+# them. So **take turns**: one step of each, and again. Include the baseline twice: what it “gains” against itself is
+# noise. On a GPU, add `small(half=True)`. (A processor without 16-bit instructions took 20 times as long, measured.)
 
 # %% table-define
 def small(half=False, layout=torch.contiguous_format, **options):
@@ -582,7 +586,7 @@ for name in steps:
 
 # %% table-fill [markdown]
 # Keep a switch if its median lies above the whole range of *nothing, again*, and its price is worth it. A gain inside
-# may be noise. More turns only widen the range: time more steps (`repeat`) a turn.
+# that range may be noise. More turns only widen it: time more steps (`repeat`) in each turn.
 #
 # | switch | what it can save | price | gain |
 # |---|---|---|---|
@@ -601,7 +605,7 @@ for name in steps:
 # | you will read | verdict | tested in |
 # |---|---|---|
 # | “Open cuDNN for speed.” | It is on. `benchmark` autotunes, and is slow for each new shape. | *Layout* |
-# | “Dimensions in multiples of 8; odd ones idle warps.” | Rows of whole 16-byte packets. Multiples of 64 are better. | *Numbers and shapes* |
+# | “Dimensions in multiples of 8; odd ones idle warps.” | Rows must be whole 16-byte packets. Multiples of 64 are better. | *Numbers and shapes* |
 # | “Batches in powers of two.” | A batch counts rows: whole tiles and waves matter. | *Numbers and shapes* |
 # | “`'medium'` enables TF32, a simplified AMP.” | TF32, on NVIDIA's GPUs. It saves no memory. | *Numbers and shapes* |
 # | “`torch.compile` doubles the speed.” | Median 1.6 in inference, 1.2 in training a GPT-2. | *What compiling buys* |
@@ -617,8 +621,8 @@ for name in steps:
 #   `reshape` copy where they must.
 # - **No compiler.** Inductor needs `g++`, `clang++` or Visual C++ for a CPU, Triton for a GPU. It fails at the first *call*:
 #   `InvalidCxxCompiler: No working C++ compiler found`.
-# - **The first call in the mean.** It holds the compilation. So does the first one of each new shape.
-# - **A smaller last batch, `eval()`, `no_grad`** may be a compilation each: `drop_last=True` in training.
+# - **The first call in the mean.** It includes compiling. So does the first call with each new shape.
+# - **A smaller last batch, `eval()`, `no_grad`** may each cause a compilation: `drop_last=True` in training.
 
 # %% quiz-text [markdown]
 # ## Quick check
@@ -629,11 +633,11 @@ gpulab.quiz(11)
 # %% takeaways [markdown]
 # ## Take-aways
 #
-# 1. Ask who waits. Fewer launches help where the host is the brake; faster kernels help where it is not.
-# 2. A gain belongs to a network, a batch and a GPU. Take turns with the baseline, and have it twice.
-# 3. `torch.compile`: count graphs and recompilations first; it pays after compile time ÷ saved time steps.
+# 1. Ask who waits. Fewer launches help where the host sets the pace; faster kernels help where it does not.
+# 2. A gain belongs to a network, a batch and a GPU. Take turns with the baseline, and time that twice.
+# 3. `torch.compile`: count graphs and recompilations first; it pays after (compile time ÷ time saved a step) steps.
 # 4. A CUDA graph freezes addresses *and numbers*: copy in, clone out, and make the learning rate a tensor.
-# 5. Rows in multiples of 16 bytes; widths in 64s.
+# 5. Make rows multiples of 16 bytes, and widths multiples of 64.
 #
 # **For the checklist:** `fused=True` · `fullgraph=True` once, to find breaks · `TORCH_LOGS=recompiles` · `channels_last`
 # measured · `cudnn.benchmark` for fixed shapes only · vocabulary a multiple of 64 · no `.item()` in the step.

@@ -22,8 +22,8 @@ gpu = gpulab.setup()
 # %% question-text [markdown]
 # ## A question worth asking
 #
-# Hugging Face trained GPT-2 for 200 steps, three times on the same two GPUs. The last two bars are one and the same
-# script. In the last one the GPUs may not read each other's memory.
+# Hugging Face trained GPT-2 for 200 steps, three times on the same two GPUs. The two lower bars are the same script;
+# in the last one the GPUs may not read each other's memory.
 
 # %% question-plot
 gpulab.style.use()
@@ -34,8 +34,8 @@ axes.set(xlim=(0, 150), xlabel="seconds (recorded, two TITAN RTX)", title="Same 
 gpulab.style.show(figure, alt="Seconds: DataParallel 110.6, DDP 101.9, without peer-to-peer 131.4")
 
 # %% question-ask [markdown]
-# So what travels between the GPUs, and when does it cost time? We try it with a GPT of 75 million parameters. It has no
-# mask, and its target is its input: good for bytes and times, not for language.
+# So what travels between the GPUs, and when does it cost time? Try it with a GPT of 75 million parameters, without a
+# mask, and with its input as target: good for bytes and times, not for language.
 
 # %% imports
 import functools
@@ -82,10 +82,11 @@ def build(batch, wrap=ddp, **options):
 
 # %% parallel-text [markdown]
 # The oldest way to a second GPU is one line: `model = nn.DataParallel(model)`. *One* process cuts each batch in two,
-# and gathers the results. DDP, this lesson's way, has one process for each GPU. Two virtual A100s, joined by NVLink:
+# and gathers the results. DDP, this lesson's way, has one process for each GPU. On two virtual A100s, joined by
+# NVLink:
 
 # %% question-predict
-parallel_guess = gpulab.predict("DataParallel, batch 128: how many times GPU 1's memory has GPU 0?")
+parallel_guess = gpulab.predict("DataParallel, batch 128: how many times GPU 1's memory does GPU 0 use?")
 
 # %% question-run tags=["host-dependent"]
 for batch in (8, 128):
@@ -100,15 +101,15 @@ why = "The optimizer's state and the loss are on GPU 0 alone, and all logits are
 parallel_guess.compare(round(first / second, 1), "virtual", because=why)
 
 # %% question-answer [markdown]
-# With batch 8, DataParallel is slower than one GPU. In every step its one process copies the weights to GPU 1, launches
-# the kernels of both GPUs from threads that share one Python interpreter, gathers the logits on GPU 0, and adds up the
-# gradients there. DDP gains at batch 8, too, but less: the shorter the kernels, the more of the
-# step is the host's launching, which no second GPU shortens.
+# With batch 8, DataParallel is slower than one GPU. In every step its one process copies the weights to GPU 1,
+# launches the kernels of both GPUs from threads that share one Python interpreter, gathers the logits on GPU 0, and
+# adds up the gradients there. DDP also gains less at batch 8: launching takes more of the step, and no second GPU
+# shortens it.
 
 # %% ddp-text [markdown]
 # ## One script, N processes
 #
-# **DistributedDataParallel** (DDP) starts N processes. Each is a **rank**: number `RANK` of `WORLD_SIZE` in the job,
+# **DistributedDataParallel** (DDP) takes N processes. Each is a **rank**: number `RANK` of `WORLD_SIZE` in the job,
 # `LOCAL_RANK` on its machine. Each holds all weights, and takes its own part of every batch. During `backward()` the
 # ranks average their gradients, so all make the same step.
 #
@@ -169,17 +170,17 @@ for ranks in (1, 2):
 # the start (DDP sends rank 0's), different data on each rank, averaged gradients, and a batch of 300 *in all*. With
 # `batch_size=300` on each rank it would be 600.
 #
-# `device_id` has NCCL connect at once, so a broken link shows here and not an hour later. For a rank that is slow on
-# purpose there is `timeout=datetime.timedelta(minutes=30)`; NCCL's default is 10 minutes.
+# With `device_id` NCCL connects at once, so a broken link shows here and not later. If a rank is slow on purpose, set
+# `timeout=datetime.timedelta(minutes=30)`; NCCL's default is 10 minutes.
 
 # %% ring-text [markdown]
 # ## What travels: an all-reduce by hand
 #
-# The exchange is called **all-reduce**: each rank brings a tensor, each gets the sum. The naive way sends everything to
-# rank 0, which adds and sends it back: its link carries N−1 tensors each way, while the others wait.
+# The exchange is called **all-reduce**: each rank brings a tensor, each gets the sum. In the naive way all send to
+# rank 0, which adds up and sends the sum back: its link carries N−1 tensors each way, while the others wait.
 #
 # A **ring** cuts the tensor into N pieces. In one *hop* every rank gives a piece to its right neighbour and takes one
-# from its left. After N−1 hops each rank has the sum of one piece; N−1 more bring the sums round.
+# from its left. After N−1 hops each rank has the sum of one piece; N−1 more hops pass the sums on to all.
 
 # %% ring-predict
 ring_guess = gpulab.predict("4 ranks, a tensor of 4 MB: how much does each send?", unit="MB")
@@ -199,17 +200,17 @@ print("every rank has the sum:", all(torch.equal(tensor, wanted) for tensor in t
 ring_guess.compare(sent, because="6 hops with a quarter each: 2 (N − 1)/N of the tensor.")
 
 # %% ring-explain [markdown]
-# The price is 2(N−1) hops, each with its latency. So NCCL takes trees for small tensors on many ranks, and lets the
-# switch add where it can. Real ranks hand over a piece with `dist.batch_isend_irecv`, which starts both directions at
-# once. If all first called `send`, and then `recv`, NCCL can hang: a tensor that fits into no buffer waits until the
-# neighbour receives.
+# The price is 2(N−1) hops, each with its latency. So NCCL uses trees for small tensors on many ranks, and lets the
+# switch add up where it can. Real ranks hand over a piece with `dist.batch_isend_irecv`, which starts both directions
+# at once. If all called `send` first and then `recv`, NCCL could hang: a tensor that fits into no buffer waits until
+# the neighbour receives.
 
 # %% buckets-text [markdown]
 # ## Buckets: sending while backward computes
 #
-# Gradients appear one by one, the last layer's first. DDP collects them in **buckets** (25 MiB, the first one smaller),
-# and starts the all-reduce of a bucket as soon as it is full, while backward goes on. One step of the GPT, seen by one
-# of two ranks; the other is imagined, and equal:
+# Gradients appear one by one, the last layer's first. DDP collects them in **buckets** (25 MiB, the first one
+# smaller), and starts the all-reduce of a bucket as soon as it is full, while backward goes on. Here is a step of the
+# GPT as one of two ranks sees it; the other is imagined, and equal:
 
 # %% buckets-run
 with gpulab.VirtualGPU("A100-80", ranks=2, link="pcie4", compute=False):
@@ -219,12 +220,12 @@ with gpulab.VirtualGPU("A100-80", ranks=2, link="pcie4", compute=False):
     gpulab.timing.timeline(step).show()
 
 # %% buckets-explain [markdown]
-# Stream 1 is the exchange. Most of it lies under backward. Only what comes after the last gradient is **exposed**: the
-# optimizer has to wait for it. What hides costs little, but not nothing: NCCL's kernels take multiprocessors and
-# bandwidth from backward, which this model leaves out.
+# Stream 1 is the exchange. Most of it overlaps with backward. Only what comes after the last gradient is **exposed**:
+# the optimizer has to wait for it. What hides costs little, but not nothing: NCCL's kernels take multiprocessors and
+# bandwidth from backward, which the virtual GPU leaves out.
 #
-# In a real job the slowest rank sets the pace: a hot GPU, a slow disk, a longer sentence. Which one is that **straggler**?
-# A collective's kernel starts on the early rank, and spins until the last one has come:
+# In a real job the slowest rank, the **straggler**, sets the pace: it has a hot GPU, a slow disk, a longer sentence. A
+# collective's kernel starts on the early rank, and spins until the last one has come:
 #
 # ![Rank 0 has computed early: its NCCL kernel starts, spins and sends. Rank 1 is late: its NCCL kernel only sends. Both
 # end together.](../docs/pictures/straggler.svg)
@@ -242,15 +243,15 @@ for batch in (1, 8):
     print(f"batch {batch}: {peaks}, step {copy.step_ms:.1f} → {view.step_ms:.1f} ms (virtual)")
 
 # %% view-explain [markdown]
-# The step is shorter in both cases. The peak falls only where the end of backward or the optimizer's step makes it, as
-# with batch 1.
+# The step is shorter in both cases. The peak falls only where it is at the end of backward or in the optimizer's step,
+# as with batch 1.
 
 # %% links-text [markdown]
 # ## Links: when two GPUs are slower than one
 #
-# The link decides what hides. The same GPT with 8 samples on each of two A100s: joined by NVLink; by PCIe 4.0; by PCIe
-# *without peer-to-peer*, so that each byte goes through host memory, as between consumer cards; and in two machines
-# with an office network of 10 Gb/s. All gradients have 4 bytes.
+# The link decides how much hides. Here is the same GPT with 8 samples on each of two A100s, joined by NVLink; by PCIe
+# 4.0; by PCIe *without peer-to-peer*, so that each byte goes through host memory, as between consumer cards; or, in
+# two machines, by an office network of 10 Gb/s. Each gradient has 4 bytes.
 
 # %% links-predict
 link_guess = gpulab.predict("Over 10 Gb/s Ethernet: how much is exposed?", unit="ms")
@@ -266,14 +267,14 @@ why = "A ring of two sends all of it once: 300 MB at 1.25 GB/s are 240 ms, and b
 link_guess.compare(round(plan.exposed_ms), "virtual", because=why)
 
 # %% links-explain [markdown]
-# “The work of” compares with the plain script on one GPU. So even over NVLink two are not 2: DDP copies each gradient
-# into its bucket and back. This answers the opening, too: without peer-to-peer more of the exchange is exposed.
+# “The work of” compares with the plain script on one GPU. Even over NVLink it is less than 2, since DDP copies each
+# gradient into its bucket and back. This explains the opening: without peer-to-peer more of the exchange is exposed.
 #
 # To expose less, give each rank more samples, accumulate (one exchange a window), or send 16 bits:
 # `model.register_comm_hook(None, default_hooks.bf16_compress_hook)` from `torch.distributed.algorithms.ddp_comm_hooks`
 # halves the bytes, and rounds the gradients.
 #
-# `nvidia-smi topo -m` says what your machine has. A DGX A100, shortened (recorded, NVIDIA/nccl#1505):
+# `nvidia-smi topo -m` says how your GPUs are linked. On a DGX A100 (recorded, shortened, NVIDIA/nccl#1505):
 #
 # ```
 #         GPU0    GPU2    NIC0    NIC2    CPU Affinity     NUMA Affinity
@@ -285,13 +286,14 @@ link_guess.compare(round(plan.exposed_ms), "virtual", because=why)
 # bridge), `NODE` (several host bridges of one NUMA node), `SYS` (from one NUMA node to another). `PHB` says nothing
 # about peer-to-peer: ask `nvidia-smi topo -p2p rw`.
 #
-# A **NUMA** node is a part of the processors with its own memory and adapters. A process that feeds GPU 0 from another
-# node sends each batch across. Bind it (`numactl --cpunodebind=3 --membind=3`, newer `torchrun`: `--numa-binding=node`).
+# A **NUMA** node is a part of the processors with its own memory and adapters. If a process on another node feeds GPU
+# 0, each batch crosses between nodes. Bind it (`numactl --cpunodebind=3 --membind=3`, newer `torchrun`:
+# `--numa-binding=node`).
 
 # %% simulator-text [markdown]
 # ### See it move
 #
-# Eight GPUs without peer-to-peer: the ring is longer than backward.
+# The simulator opens on eight GPUs without peer-to-peer: the ring takes longer than backward.
 #
 # 1. Raise *Forward + backward* until the ring hides, as a larger batch on each GPU does.
 # 2. Set the bucket to “one for all gradients”, then to 1 MiB. What does each cost?
@@ -303,7 +305,7 @@ gpulab.sim.allreduce(peer=False)
 # %% data-text [markdown]
 # ## Data: who gets which sample
 #
-# `DistributedSampler` gives each rank its part of the indices. The digits are 1797 samples.
+# `DistributedSampler` gives each rank its part of the indices.
 
 # %% data-predict
 samples_guess = gpulab.predict("In one epoch over 1797 digits, 4 ranks draw how many in all?")
@@ -317,12 +319,12 @@ for rank, part in enumerate(parts):
 samples_guess.compare(sum(map(len, parts)), because="It pads, so that all make as many steps.")
 
 # %% data-explain [markdown]
-# It deals samples out like cards, and begins again when the last round is not full:
+# It deals samples out like cards, and fills up the last round from the beginning:
 #
 # ![Rank 0 gets samples 0, 3, 6; rank 1 gets 1, 4 and again 0; rank 2 gets 2, 5 and again
 # 1.](../docs/pictures/dealing.svg)
 #
-# In an **evaluation** it is wrong: deal without padding, and add up sums and counts.
+# In an **evaluation** the repeats are wrong: deal without padding, and add up sums and counts.
 #
 # ```python
 # part = Subset(data, range(rank, len(data), ranks))  # no sample twice, none missing
@@ -353,10 +355,11 @@ gpulab.turn.dealt_indices(indices_of)
 
 # %% share-turn-text [markdown]
 # **Unequal counts.** DDP averages *ranks*, not samples. Say that rank 0 has 100 samples in a step and rank 1 has 20: a
-# sample of rank 1 weighs five times as much, and nothing fails. The same with tokens, when sentences differ.
+# sample of rank 1 weighs five times as much, and nothing fails. The same happens to tokens when sentences differ in
+# length.
 #
-# **Your turn** · 3 minutes. `losses` has the loss of each sample of this rank, `total` samples are on all ranks. Return
-# the loss with which DDP's average is the gradient of the mean over *all* samples.
+# **Your turn** · 3 minutes. `losses` has the loss of each sample of this rank; all ranks together have `total`
+# samples. Return the loss for which DDP's average is the gradient of the mean over *all* samples.
 
 # %% share-turn tags=["your-turn"]
 def fair_loss(losses, total, ranks):
@@ -375,9 +378,9 @@ gpulab.turn.fair_loss(fair_loss)
 # - **The effective batch** is `batch_size` × accumulation × ranks. The learning rate and the schedule follow it, as in
 #   lesson 08: an epoch has N times fewer updates.
 # - **Uneven inputs**: a rank with one batch more waits until the timeout. The sampler and `drop_last` avoid it.
-#   Otherwise `with model.join():` lets ranks that are done answer for the rest.
-# - **BatchNorm** normalises with *its rank's* samples. With few on each, `nn.SyncBatchNorm.convert_sync_batchnorm(model)`
-#   before DDP: it sends more.
+#   Otherwise `with model.join():` has ranks that are done take part in the others' exchanges.
+# - **BatchNorm** normalises with *its rank's* samples. With few on each, call
+#   `nn.SyncBatchNorm.convert_sync_batchnorm(model)` before DDP: it sends more.
 # - **Seeds**: one seed on all ranks draws the same dropout masks and augmentations on all. Add the rank to it after the
 #   model is built.
 
@@ -390,10 +393,10 @@ gpulab.turn.fair_loss(fair_loss)
 # | `torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=host1:29400 train.py` | the same line on both machines; they meet (*rendezvous*) at `host1` |
 # | `--log-dir=logs --redirects=3` | a file for what each rank prints |
 #
-# `torchrun` sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, and ends all ranks (or starts them
-# again) when one fails. It sets `OMP_NUM_THREADS=1`, so that 8 ranks do not start 8 × 64 threads. Raise it to cores ÷
-# ranks if the host computes. The other launcher, `torch.multiprocessing.spawn`, stands in the script itself: use one of
-# the two. Both together make N × N processes, N of which claim to be rank 0.
+# `torchrun` sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, and ends all ranks (or starts
+# them again) when one fails. It sets `OMP_NUM_THREADS=1`, so that 8 ranks do not start 8 × 64 threads. Raise it to
+# cores ÷ ranks if the host computes. The other launcher, `torch.multiprocessing.spawn`, is called in the script
+# itself: use one of the two. Both together make N × N processes, N of which claim to be rank 0.
 #
 # **Rank-0 work** is printing, logging, the final save (all ranks would write over one file). It is *not* anything with a
 # collective in it: a metric that reduces, `model(x)` through DDP, saving a sharded model. Where others need its result,
@@ -427,21 +430,22 @@ launch("hangs.py", timeout=4)
 # 1.](../docs/pictures/parted.svg)
 #
 # Nothing fails: each waits for the other. (Where shapes happen to fit, two different collectives meet, and the numbers
-# are wrong without a word.) The stacks of *all* ranks tell where; on a cluster `py-spy dump --pid` prints them. And while
-# you look for a hang, let each rank compare its call with the others' before it begins:
+# are silently wrong.) The stacks of *all* ranks show where; on a cluster `py-spy dump --pid` prints them. To find a
+# hang, let each rank compare its call with the others' before it begins:
 
 # %% hangs-compare tags=["raises-exception", "host-dependent"]
 launch("hangs.py", env=where | {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 
 # %% recorder-text [markdown]
-# `DETAIL` is slow. Always on, since PyTorch 2.15, is the **flight recorder**: it keeps the last 2000 collectives of each
-# rank (before, set `TORCH_FR_BUFFER_SIZE=2000`). With `TORCH_NCCL_DUMP_ON_TIMEOUT=1`, the default of newer versions,
-# NCCL's watchdog writes it to a file when a collective times out. `torchfrtrace` compares the files.
+# `DETAIL` is slow. The **flight recorder** has been on by default since PyTorch 2.15: it keeps the last 2000
+# collectives of each rank (in older versions, set `TORCH_FR_BUFFER_SIZE=2000`). With `TORCH_NCCL_DUMP_ON_TIMEOUT=1`,
+# the default of newer versions, NCCL's watchdog writes it to a file when a collective times out. `torchfrtrace`
+# compares the files.
 #
-# **Your turn** · 4 minutes. Five jobs of four ranks, and the last collective in each rank's dump. **Which rank has parted
-# from the others, and at which number?** Ranks part at the first number that one of them calls differently, or that some
-# wait in and another has not called. A rank that is only behind has not parted: the source of a broadcast has sent, and
-# is done before the others come.
+# **Your turn** · 4 minutes. The table has the last collective in each rank's dump, for five jobs of four ranks.
+# **Which rank has parted from the others, and at which number?** Ranks part at the first number that one of them calls
+# differently, or that some wait in and another has not called. A rank that is only behind has not parted: a
+# broadcast's source is done once it has sent.
 #
 # | job | rank 0 | rank 1 | rank 2 | rank 3 |
 # |---|---|---|---|---|
@@ -489,7 +493,7 @@ launch("unused.py", env=where | {"TORCH_DISTRIBUTED_DEBUG": "INFO"})
 # %% loud-text [markdown]
 # `INFO` added the line with the names. Take the layer out, or set `find_unused_parameters=True`: it searches the graph
 # in each step, and sends one more all-reduce. (With `DETAIL`, DDP on gloo crashes in PyTorch 2.15: SIGSEGV.) Four more
-# that are loud:
+# mistakes have messages:
 #
 # | message | cause | repair |
 # |---|---|---|
@@ -498,9 +502,9 @@ launch("unused.py", env=where | {"TORCH_DISTRIBUTED_DEBUG": "INFO"})
 # | `rank 1 was killed by SIGKILL`, `exitcode: -9` | mostly the host's memory was full | fewer workers |
 # | `invalid device ordinal` | `cuda:{rank}` on the second machine | `LOCAL_RANK` |
 #
-# **Past DDP.** Here a script calls `model.module(x)`, so nothing is exchanged. A
-# checkpoint that only rank 0 loads after wrapping does the same harm: DDP never sends the weights again. A checksum
-# finds both, the second one in the weights:
+# **Past DDP.** Here a script calls `model.module(x)`, so nothing is exchanged. A checkpoint that only rank 0 loads
+# after wrapping does the same harm: DDP never sends the weights again. A checksum of the gradients, or of the weights,
+# finds them:
 
 # %% silent-write
 # %%writefile silent.py
@@ -522,7 +526,8 @@ print(launch("silent.py").ranks[0].output)
 # %% window-turn-text [markdown]
 # **Accumulating without `no_sync`** exchanges the gradients after each micro-batch.
 #
-# **Your turn** · 3 minutes. Make it one exchange for the whole window. `model` is in DDP, `window` a list of equal (x, y).
+# **Your turn** · 3 minutes. Make it one exchange for the whole window. `model` is in DDP, `window` is a list of (x, y)
+# of one size.
 
 # %% window-turn tags=["your-turn"]
 def accumulate(model, window):
@@ -546,8 +551,8 @@ gpulab.turn.one_exchange(accumulate)
 # %% scaling-text [markdown]
 # ## Scaling: weak and strong
 #
-# **Weak** scaling keeps the batch of each rank, so the batch in all grows. **Strong** scaling keeps the batch in all, and
-# cuts it smaller. First weak scaling, on one and two processes of this machine's CPU, each with one thread. The step is
+# **Weak** scaling keeps each rank's batch, so the total grows. **Strong** scaling keeps the total, so each rank's
+# batch shrinks. Here is weak scaling on one and two processes of this machine's CPU, each with one thread. The step is
 # timed with its exchange, and in `no_sync`, without it:
 
 # %% scaling-write
@@ -574,12 +579,12 @@ for ranks in (1, 2):
     print(f"{ranks} process(es): step {full:.0f} ms, without the exchange {quiet:.0f} (measured)")
 
 # %% scaling-virtual-text [markdown]
-# Two processes do the work of 2 × the first step divided by the second one. Where they share caches, memory and cores,
-# their step is longer even without the exchange. The rest is **exposed communication**, and DDP's copies. This measures
-# it on any machine. On GPUs, `NCCL_DEBUG=INFO` says which links and which algorithm NCCL has taken, and `nccl-tests`
-# (`all_reduce_perf`) what they reach without your script.
+# Two processes do the work of 2 × (step with one ÷ step with two). Where they share caches, memory and cores, their
+# step is longer even without the exchange. The rest of the difference is **exposed communication** and DDP's copies.
+# On GPUs, `NCCL_DEBUG=INFO` says which links and which algorithm NCCL has taken, and `nccl-tests` (`all_reduce_perf`)
+# what they reach without your script.
 #
-# On 8 and 64 virtual A100s (eight in a machine), the GPT from above:
+# The same GPT on 8 and 64 virtual A100s, eight in a machine:
 
 # %% scaling-virtual
 for ranks in (8, 64):
@@ -591,9 +596,9 @@ for ranks in (8, 64):
 # Weak scaling is nearly linear while the exchange hides. Strong scaling is not: with few samples the kernels are short,
 # and the host's launches and the exchange remain.
 #
-# The virtual numbers are too good. NVIDIA's recorded ones for ResNet-50 on 8 GPUs: 7.7 times one GPU in fp32 and TF32, in
-# mixed precision 6.9 (V100) and 6.7 (A100). Those runs also read and decode thousands of images a second, and each step
-# waits for its slowest rank. So measure yours: samples per second on 1, 2, 4, 8.
+# The virtual numbers are too good. With ResNet-50, NVIDIA's 8 GPUs did the work of 7.7 in fp32 and TF32, in mixed
+# precision of 6.9 (V100) and 6.7 (A100; recorded). Those runs also read and decode thousands of images a second, and
+# each step waits for its slowest rank. So measure yours: samples per second on 1, 2, 4, 8 GPUs.
 
 # %% web-text [markdown]
 # ## What the web says
@@ -601,11 +606,11 @@ for ranks in (8, 64):
 # | you will read | verdict | tested in |
 # |---|---|---|
 # | “DDP scales linearly.” | Weak scaling comes near where the exchange hides. Strong scaling does not. | *Scaling* |
-# | “DDP is 2–3× faster than DP.” | No such number: it depends on model, batch and link. | *A question worth asking* |
+# | “DDP is 2–3× faster than DP.” | There is no such number: it depends on model, batch and link. | *A question worth asking* |
 # | “DP communicates through CPU memory.” | Only where GPUs cannot reach each other. | *Links* |
 # | “The batch must be a multiple of the number of GPUs.” | DP cuts 7 into 4 and 3; DDP has a batch for each rank. | *Data* |
 # | “`DistributedSampler` gives each rank a non-overlapping chunk.” | Every Nth sample, padded with repeated ones. | *Data* |
-# | “Every backward exchanges gradients, by IPC.” | Not under `no_sync`; over what NCCL finds. | *Buckets* |
+# | “Every backward exchanges gradients, by IPC.” | Not under `no_sync`, and over the best link that NCCL finds. | *Buckets* |
 
 # %% quiz-text [markdown]
 # ## Quick check
@@ -620,7 +625,8 @@ gpulab.quiz(12)
 # 2. A ring sends 2(N−1)/N of the gradients from each rank. What hides behind backward costs little; the link decides
 #    how much hides.
 # 3. DDP averages ranks. With unequal counts, weigh: `losses.sum() * ranks / total`. An evaluation adds up sums and counts.
-# 4. Every rank makes the same collectives in the same order. A rank that does not is a hang, or worse, a wrong number.
+# 4. Every rank makes the same collectives in the same order. If one does not, the job hangs or, worse, the numbers are
+#    wrong.
 # 5. Look at all ranks: stacks, flight recorder, a checksum; the rank with the shortest NCCL kernels is late.
 #
 # **For the checklist:** `torchrun`, and no `spawn` · `LOCAL_RANK`, set before the group · `set_epoch` · no collective in
@@ -629,8 +635,8 @@ gpulab.quiz(12)
 # %% next [markdown]
 # ## What next
 #
-# The [exercises](../exercises/12_many_gpus.ipynb): four functions, each checked on your own code. Then [the map of the
-# course](00_start_here.ipynb): lesson 13 shards what does not fit on one GPU.
+# The [exercises](../exercises/12_many_gpus.ipynb). Then [the map of the course](00_start_here.ipynb): lesson 13 shards
+# what does not fit on one GPU.
 #
 # ## References
 #

@@ -15,8 +15,8 @@
 # %% question-text [markdown]
 # ## A question worth asking
 #
-# A GPT with 6.7 billion parameters, trained with AdamW in fp32. Each parameter needs four numbers of 4 bytes: its weight,
-# its gradient, and two averages of AdamW. We reserve them on one virtual H100:
+# Take a GPT with 6.7 billion parameters, trained with AdamW in fp32. Each parameter needs four numbers of 4 bytes: its
+# weight, its gradient, and two averages of AdamW. Reserve all these on one virtual H100:
 
 # %% question-alone
 import gpulab
@@ -105,9 +105,9 @@ copies_guess.compare(round(6.7e9 * 16 / 2**30), "computed", because="Each has a 
 # %% bytes-text [markdown]
 # ## Where the bytes go
 #
-# The ZeRO paper shards in three stages: the optimizer's state (1), gradients too (2), weights too (3). It counts 2 bytes
-# for a bf16 weight, 2 for its gradient, and 12 for Adam with an fp32 copy of the weight. PyTorch's usual way has fp32
-# weights, 4 + 4 + 8, and casts them for the computation. Both are 16 bytes. Cut, they differ.
+# The ZeRO paper shards in three stages: the optimizer's state (1), gradients too (2), weights too (3). It counts 2
+# bytes for a 16-bit weight, 2 for its gradient, and 12 for Adam with an fp32 copy of the weight. PyTorch's usual way
+# has fp32 weights, 4 + 4 + 8, and casts them for the computation. Both make 16 bytes, but once sharded they differ.
 
 # %% bytes-predict
 stage_guess = gpulab.predict("7.5B, 64 ranks, 4 + 4 + 8, stage 1: how much on each?", unit="GB")
@@ -118,8 +118,8 @@ print(f"stage 1 on 64 ranks: 2 + 2 + 12 {paper:.1f} GB, 4 + 4 + 8 {fp32:.1f} GB"
 stage_guess.compare(round(fp32, 1), "computed", because="8 of the 16 bytes are state, not 12.")
 
 # %% bytes-explain [markdown]
-# The first number is the paper's; the second saves two thirds as much. So ask of every “ZeRO-2 needs …” which bytes it
-# counts. With fp32 weights, on one of 8 ranks:
+# The first number is the paper's; the second saves two thirds as much. So when you read “ZeRO-2 needs …”, ask which
+# bytes it counts. With fp32 weights, on one of 8 ranks:
 #
 # ![Bytes for each parameter on one of 8 ranks, weights, gradients, Adam's state: DDP 4, 4, 8; ZeRO-1 4, 4, 1; ZeRO-2 4,
 # ½, 1; ZeRO-3 and FSDP ½, ½, 1.](../docs/pictures/zero_stages.svg)
@@ -145,9 +145,9 @@ print(f"FSDP: 2 computed, {held(by_block):.0f} held")
 # The formula holds. With ZeRO-1 it holds on average: `ZeroRedundancyOptimizer` deals out *whole* tensors, so some ranks
 # have more and some less.
 #
-# What does it cost? An all-reduce is a reduce-scatter, which gives each rank its part of the sum, and an all-gather, which
-# brings the parts round (lesson 12). FSDP too scatters the gradients. But it gathers weights: before forward, and again
-# before backward.
+# What does sharding cost? An all-reduce is a reduce-scatter, which gives each rank its part of the sum, and an
+# all-gather, which passes the parts to all (lesson 12). FSDP also reduce-scatters the gradients. But it gathers the
+# weights: before forward, and again before backward.
 
 # %% passes-predict
 passes_guess = gpulab.predict("All in fp32: how many times what DDP sends does FSDP send?")
@@ -156,23 +156,24 @@ passes_guess = gpulab.predict("All in fp32: how many times what DDP sends does F
 passes_guess.compare(3 / 2, "computed", because="Three passes over the model; DDP makes two.")
 
 # %% passes-explain [markdown]
-# (In FSDP the outermost unit stays gathered until backward, and saves a little.)
+# (In FSDP the outermost unit stays gathered until backward, which saves a little.)
 #
 # - **ZeRO-1** in PyTorch makes three passes too: DDP's all-reduce, and then each rank broadcasts its new weights. (The
 #   paper's makes two.)
 # - **`reshard_after_forward=False`** keeps the gathered weights until backward: two passes, as with DDP. State and
-#   gradients stay cut as in stage 3, but between forward and backward 4 bytes a parameter are whole, as in stage 2.
+#   gradients stay cut as in stage 3, but from forward to backward each rank has all the weights, as in stage 2.
 # - **bf16** halves the gathers. In bytes a parameter, FSDP with gradients in fp32 sends 2 + 2 + 4, as much as DDP in fp32.
 #   But DDP may send bf16, too (lesson 12), and then only half of that.
 #
-# Whether this takes time is another question: what is hidden?
+# Whether this takes time depends on how much is hidden.
 
 # %% units-text [markdown]
 # ## Gather, compute, let go
 #
 # Each call of `fully_shard` makes a **unit**. Its weights are gathered before its forward and let go after it; in
-# backward the same again, and then its gradients are scattered. So units decide memory and time. Here is the 0.7B on one
-# of eight A100s joined by PCIe: first as a single unit, then with a unit for each block. It computes in bf16.
+# backward this happens again, and then its gradients are reduce-scattered. So the units decide memory and time. Here
+# is the 0.7B on one of eight A100s joined by PCIe: first as a single unit, then with a unit for each block. It
+# computes in bf16.
 
 # %% units-make
 bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32)  # compute in bf16, reduce in fp32
@@ -191,9 +192,9 @@ for wrap in (one_unit, blocks):
         gpulab.timing.timeline(step).show()
 
 # %% units-explain [markdown]
-# Here stream 0 computes, 1 and 2 gather, 3 scatters gradients; NCCL's kernels count as kernels. As one unit, nothing
-# computes until all weights are there. By block, FSDP asks for the next block's weights while this one computes
-# (**prefetch**). Two blocks are whole at a time. Now with a smaller batch and another link:
+# Here stream 0 computes, 1 and 2 gather, 3 scatters gradients; NCCL's kernels count as kernels. With one unit, nothing
+# computes until all weights are there. With a unit for each block, FSDP asks for the next block's weights while this
+# one computes (**prefetch**), so two blocks are whole at a time. Now with a smaller batch and another link:
 
 # %% units-run
 made = functools.partial(build, wrap=blocks, size="0.7B")
@@ -203,18 +204,18 @@ for batch, link in ((12, "pcie4"), (4, "pcie4"), (12, "nvswitch-a100")):
     print(f"by block, batch {batch}, {link}: {times} (virtual)")
 
 # %% units-result [markdown]
-# **Exposed** is what no kernel hides. Over PCIe it is more than a third of the step, even by block. With a small batch it
-# is most of it. Over NVLink nearly everything hides. So “FSDP is slow” is a sentence about a link and a batch. (What
-# hides still takes multiprocessors and bandwidth from the kernels. This model leaves that out.)
+# **Exposed** is what no kernel hides. Over PCIe it is more than a third of the step, even by block. With a small batch
+# it is most of the step. Over NVLink nearly everything hides. So “FSDP is slow” is a sentence about a link and a
+# batch. (What hides still takes multiprocessors and bandwidth from the kernels. The virtual GPU leaves that out.)
 #
-# A unit for each *layer* would gather often and little, which wastes the link. So: **one `fully_shard` for each block,
-# then one for the rest.**
+# A unit for each *layer* would gather many small pieces, which wastes the link. So: **one `fully_shard` for each
+# block, then one for the rest.**
 #
-# **Tied embeddings** (`head.weight = embed.weight`) must lie in one unit. In the rest they do. If they are to be a
-# unit of their own: `fully_shard([model.embed, model.head])`.
+# **Tied embeddings** (`head.weight = embed.weight`) must be in the same unit. As parts of the rest they are.
+# `fully_shard([model.embed, model.head])` makes them a unit of their own.
 
 # %% cut-turn-text [markdown]
-# **Your turn** · 3 minutes. The function below makes the model one unit. Make it a unit for each block, and the rest.
+# **Your turn** · 3 minutes. The function below makes the model one unit. Make each block a unit, and the rest another.
 
 # %% cut-turn tags=["your-turn"]
 def cut_by_block(model):  # its blocks are in model.blocks.layers
@@ -232,8 +233,8 @@ gpulab.turn.a_unit_per_block(cut_by_block)
 # %% practice-text [markdown]
 # ## `fully_shard` in practice
 #
-# A whole script, on two real processes: with DDP, then with FSDP. `job.py` is what every script needs, `train.py` shards
-# and trains.
+# Here is a whole script on two real processes, with DDP, then with FSDP. `job.py` has what every script needs,
+# `train.py` shards and trains.
 
 # %% launch-setup
 import os
@@ -316,15 +317,16 @@ for way in ("ddp", "fsdp"):
 # `torch.device("meta")`, shard, and call `to_empty(device="cuda")`. Now the weights hold whatever lay in memory. Set
 # them:
 #
-# - **New weights**: `model.apply(init)`. A loop that calls `reset_parameters()` forgets some: `nn.MultiheadAttention`, in our
-#   GPT too, has only `_reset_parameters`. So fill everything with NaN first. What is NaN afterwards was forgotten.
+# - **New weights**: `model.apply(init)`. A loop that calls `reset_parameters()` forgets some: `nn.MultiheadAttention`,
+#   in our GPT too, has only `_reset_parameters`. So fill everything with NaN first. What is still NaN afterwards was
+#   forgotten.
 # - **Pretrained weights**: rank 0 reads the file, and `set_model_state_dict` from
 #   `torch.distributed.checkpoint.state_dict` sends each rank its rows.
-# - **Buffers with `persistent=False`**, as angles of rotary embeddings, stand in no file. Compute them again.
+# - **Buffers with `persistent=False`**, such as the angles of rotary embeddings, are in no file. Compute them again.
 #
-# **Your turn** · 4 minutes. `model` is built on meta and sharded. `weights` is the whole state dict on rank 0, and `{}` on the
-# others. Two things are missing: `load_state_dict` fails on DTensors, and `model.angles`, which is not persistent, should be
-# `model.compute_angles()`.
+# **Your turn** · 4 minutes. `model` is built on meta and sharded. `weights` is the whole state dict on rank 0, and
+# `{}` on the others. Two things are wrong: `load_state_dict` fails on DTensors, and nothing sets `model.angles`, which
+# is not persistent, to `model.compute_angles()`.
 
 # %% fill-turn tags=["your-turn"]
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -346,9 +348,9 @@ gpulab.turn.filled_from_rank_0(fill)
 # %% save-text [markdown]
 # ## Saved on two, loaded on one and on three
 #
-# `torch.save(model.state_dict())` would write this rank's rows. `torch.distributed.checkpoint` (**DCP**) lets each rank write
-# its part, and cuts anew when it loads. Two steps and a save on two ranks; then a load on one,
-# on three, and the third step:
+# `torch.save(model.state_dict())` would write this rank's rows. `torch.distributed.checkpoint` (**DCP**) lets each
+# rank write its part, and cuts anew when it loads. Here two ranks make two steps and save; then one rank loads and
+# makes the third step, and so do three:
 
 # %% save-write
 # %%writefile keep.py
@@ -371,16 +373,16 @@ for way, ranks, steps in (("save", 2, "2"), ("load", 1, "0"), ("load", 3, "0")):
     print(f"{way} on {ranks}:", run.ranks[0].output.splitlines()[-1])
 
 # %% save-explain [markdown]
-# The folder has a file from each rank that saved, and `.metadata`, which says what rows lie where. For one file for everybody:
-# `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))` gathers tensor by tensor
-# into rank 0's host memory. It is a collective: all ranks call it, rank 0 writes.
+# The folder has a file from each rank that saved, and `.metadata`, which says which rows are where. To write one file
+# for everybody, `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))`
+# gathers tensor by tensor into rank 0's host memory. It is a collective: all ranks call it, rank 0 writes.
 
 # %% plan-text [markdown]
 # ## A 7B, a 13B and a 70B planned
 #
-# Before you rent: what does each rank hold, does it fit, what does a token cost? State is $16/N$ bytes a parameter. The
-# rest is activations (with checkpointing one block's, and an input for each block), and what is whole for a moment:
-# the weights of two units, the gradient of one, and the copy of it that is sent.
+# Ask before you rent: what does each rank hold, does it fit, what does a token cost? State is $16/N$ bytes a
+# parameter. The rest is activations (with checkpointing, those of one block and the input of each), and what is whole
+# for a moment: the weights of two units, the gradient of one, and the copy of it that is sent.
 
 # %% plan-predict
 fewest_guess = gpulab.predict("The state of the 70B on H100s, each full to four fifths: how many?")
@@ -415,8 +417,8 @@ for size, kind, room in (("13B", "A100-80", 79), ("70B", "B200", 178)):
 # A100s with 80 GB: LLaMA-1 13B took 135 GPU-hours a billion tokens, Llama 2 13B took 184. One is below the virtual value,
 # one above.
 #
-# What fills the memory says which remedy helps, and each has its price. In the order of the
-# [checklist](../docs/cheatsheet.md), where several GPUs are there anyway:
+# Which remedy helps depends on what fills the memory, and each has its price. This is the order of the
+# [checklist](../docs/cheatsheet.md) where you have several GPUs anyway:
 #
 # 1. **Checkpointing** (lesson 06), for activations: about a third more arithmetic, on one GPU too.
 # 2. **Sharding**, for the state: one more pass over the link, hidden where link and batch allow it.
@@ -430,7 +432,7 @@ for size, kind, room in (("13B", "A100-80", 79), ("70B", "B200", 178)):
 #
 # The simulator opens on a 7B on 8 ranks under ZeRO-1, bf16 with an fp32 copy (2 + 2 + 12).
 #
-# 1. Go through the stages. Which part gives most, and what does “sent per step” say?
+# 1. Go through the stages. Which saves most, and what does “sent per step” say?
 # 2. Change the precision to fp32. How much less does ZeRO-1 save now, and why?
 # 3. Find the smallest number of ranks with which ZeRO-3 fits on 40 GB, and raise the sequence until it does not.
 
@@ -440,9 +442,9 @@ gpulab.sim.memory_budget(model="llama_7b", ranks=8, parallel="zero1")
 # %% tensor-text [markdown]
 # ## Other cuts: tensor, sequence, pipeline
 #
-# FSDP cuts what is *kept*; each rank still computes whole layers. **Tensor parallelism** cuts the computation. Of an MLP's
-# first matrix each rank has some of the hidden units, and of the second the same ones. Nothing is gathered; one
-# all-reduce of the *activations* completes the layer.
+# FSDP cuts what is *kept*; each rank still computes whole layers. **Tensor parallelism** cuts the computation. Each
+# rank has some of the hidden units of an MLP: their part of the first matrix, and of the second. Nothing is gathered;
+# one all-reduce of the *activations* completes the layer.
 #
 # **Your turn** · 4 minutes. Compute one rank's part of `relu(x @ up.T) @ down.T`. The check adds up the parts of all ranks.
 
@@ -460,9 +462,9 @@ def mlp_part(x, up, down, rank, ranks):  # up is (hidden, width), down (width, h
 gpulab.turn.summand_of_mlp(mlp_part)
 
 # %% tensor-explain [markdown]
-# If each rank had some of the *inputs* of the first matrix, the ReLU would need the sum already. PyTorch calls the first
-# cut `ColwiseParallel`, although it takes rows: `nn.Linear` keeps its matrix transposed. Eight MLPs, on eight H100s, under
-# FSDP (one sample on each) and cut this way (eight samples on all together):
+# If each rank had some of the *inputs* of the first matrix, the ReLU would need the sum already. PyTorch calls the
+# first cut `ColwiseParallel`, although it takes rows: `nn.Linear` keeps its matrix transposed. Here are eight MLPs on
+# eight H100s, under FSDP (one sample on each GPU) and cut this way (the same eight samples on all):
 
 # %% tensor-make
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -489,14 +491,14 @@ for name, tensor in (("FSDP", False), ("tensor", True)):
 
 # %% tensor-result [markdown]
 # Here tensor parallelism has a third of the bytes in its collectives (an all-reduce moves each of them twice), and its
-# link works half as long. Yet it waits longer: the next kernel needs the sum. More samples make it worse. A transformer block
-# has four such sums a step (attention and MLP, forward and backward). So it stays within NVLink. **Sequence
-# parallelism** splits each all-reduce into reduce-scatter and all-gather, the same bytes, and keeps norms and dropout
-# cut along the sequence between them: fewer activations.
+# link works half as long. Yet it waits longer: the next kernel needs the sum. More samples make it worse. A
+# transformer block has four such sums a step (attention and MLP, forward and backward). So tensor parallelism stays
+# within NVLink. **Sequence parallelism** splits each all-reduce into reduce-scatter and all-gather, the same bytes,
+# and keeps norms and dropout cut along the sequence between them: fewer activations.
 #
-# **Pipeline parallelism** puts layers on different ranks; activations go from one to the next, little to send. But a rank
-# waits until the first part of the batch arrives, and again for the last gradient: the **bubble**. With more parts, each
-# is smaller and arrives sooner:
+# **Pipeline parallelism** puts layers on different ranks. Only activations go from one to the next, which is little.
+# But a rank waits until the first part of the batch arrives, and again for the last gradient: this is the **bubble**.
+# With more parts, each is smaller and arrives sooner:
 #
 # ![Two ranks, four parts. Under GPipe all forwards come first, then all backwards. Under 1F1B each rank alternates. Both
 # take equally long.](../docs/pictures/pipeline_schedules.svg)
@@ -511,9 +513,9 @@ bubble_guess.compare(100 / 8, "computed", because="(P − 1)/M: one part's time 
 
 # %% pipeline-explain [markdown]
 # A real step is longer still: small parts compute less efficiently, and stages are seldom equally long. GPipe runs all
-# forwards first, so the activations of all $M$ parts lie there. **1F1B** begins the backward of a part as soon as it can:
-# the same bubble, and on rank 0 the activations of $P$ parts. In PyTorch: `PipelineStage`, `ScheduleGPipe` and
-# `Schedule1F1B` of `torch.distributed.pipelining`.
+# forwards first, so it keeps the activations of all $M$ parts. **1F1B** begins the backward of a part as soon as it
+# can: its bubble is the same, but rank 0 keeps the activations of only $P$ parts. In PyTorch: `PipelineStage`,
+# `ScheduleGPipe` and `Schedule1F1B` of `torch.distributed.pipelining`.
 
 # %% choose-text [markdown]
 # ### Which one
@@ -521,9 +523,9 @@ bubble_guess.compare(100 / 8, "computed", because="(P − 1)/M: one part's time 
 # | | cuts | sends, for each block and step | needs | take it when |
 # |---|---|---|---|---|
 # | DDP | the batch | gradients, all-reduced, mostly hidden | a link that hides them | model, state and activations fit |
-# | FSDP | and what is kept | weights twice, gradients once | NVLink, or a batch that hides it | the state does not fit: the first choice |
-# | tensor | matrices | activations four times, not hidden | NVLink | a layer does not fit, or the batch of a rank would be below one |
-# | sequence | and what lies between them | the same bytes | NVLink | with tensor |
+# | FSDP | the batch, and what is kept | weights twice, gradients once | NVLink, or a batch that hides it | the state does not fit: the first choice |
+# | tensor | matrices | activations four times, not hidden | NVLink | a layer does not fit, or there are more GPUs than samples |
+# | sequence | activations between the matrices | the same bytes as tensor | NVLink | with tensor |
 # | pipeline | layers | activations once each way, small | many parts | several machines with a slow link |
 #
 # They combine: tensor within a machine, FSDP or pipeline across (a `DeviceMesh` with two dimensions). Expert and context
@@ -532,7 +534,7 @@ bubble_guess.compare(100 / 8, "computed", because="(P − 1)/M: one part's time 
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
-# The worst one says nothing, also on a single rank. The gradient here is 2 everywhere:
+# The worst one raises no error, even on a single rank. The gradient here is 2 everywhere:
 
 # %% mistakes-optimizer
 with gpulab.VirtualGPU("T4", ranks=1):
@@ -549,7 +551,7 @@ with gpulab.VirtualGPU("T4", ranks=1):
 # | mistake | what comes of it | repair |
 # |---|---|---|
 # | the optimizer made before `fully_shard` | nothing trains: it holds the old parameters, and keeps them in memory | `fully_shard` first |
-# | a unit whose `forward` nobody calls, as `attention.out_proj` | `aten.addmm.default got mixed torch.Tensor and DTensor`: hooks gather, and none ran | units are blocks that are called |
+# | a unit whose `forward` nobody calls, such as `attention.out_proj` | `aten.addmm.default got mixed torch.Tensor and DTensor`: the hook that gathers never ran | units are blocks that are called |
 # | tied weights in two units | `Parameter 'head.weight' is shared with a parameter already managed by another FSDP group` | one unit for both |
 # | `torch.save(model.state_dict())` on rank 0 | a file with a part of the rows | DCP, or the full state dict, on all ranks |
 # | `get_rank()` or a collective before the process group | `Default process group has not been initialized` | `set_device`, then `init_process_group`, then the model |
@@ -562,12 +564,12 @@ with gpulab.VirtualGPU("T4", ranks=1):
 # | you will read | verdict | tested in |
 # |---|---|---|
 # | “FSDP is the open-source equivalent of ZeRO-3.” | The same idea; but DeepSpeed's ZeRO is open source too. | *Where the bytes go* |
-# | “Wrap with FSDP and an auto-wrap policy.” | FSDP1. Today `fully_shard`, block by block. | *`fully_shard` in practice* |
+# | “Wrap with FSDP and an auto-wrap policy.” | That is FSDP1. Today use `fully_shard`, block by block. | *`fully_shard` in practice* |
 # | “Eight GPUs have eight times the memory.” | With DDP not one byte more for the model. | *A question worth asking* |
-# | “ZeRO-1 is free: it sends no more than DDP.” | In the paper. PyTorch's sends half as much again, and deals whole tensors. | *Where the bytes go* |
+# | “ZeRO-1 is free: it sends no more than DDP.” | True of the paper's. PyTorch's sends half as much again, and deals whole tensors. | *Where the bytes go* |
 # | “FSDP is slower, it communicates 50 % more.” | 50 % more bytes in one precision. What is exposed depends on link and batch. | *Gather, compute, let go* |
-# | “Out of memory: use model parallelism, or a smaller model.” | First what fills it: checkpoint activations, shard state; then cut layers. | *A 7B, a 13B and a 70B planned* |
-# | “Use FSDP when the model does not fit.” | Also when it does, and its optimizer's state does not. | *A 7B, a 13B and a 70B planned* |
+# | “Out of memory: use model parallelism, or a smaller model.” | First see what fills it: checkpoint activations, shard state; only then cut layers. | *A 7B, a 13B and a 70B planned* |
+# | “Use FSDP when the model does not fit.” | Also when it fits, but its optimizer's state does not. | *A 7B, a 13B and a 70B planned* |
 
 # %% quiz-text [markdown]
 # ## Quick check
@@ -579,11 +581,12 @@ gpulab.quiz(13)
 # ## Take-aways
 #
 # 1. DDP shares work, sharding shares memory: 16 bytes a parameter become $16/N$.
-# 2. The peak is the shard, up to four whole units (weights of two, a gradient and its copy), and activations; so a unit for
-#    each block, and one for the rest.
+# 2. The peak is the shard, up to four whole units (weights of two, a gradient and its copy), and activations. So make
+#    a unit for each block, and one for the rest.
 # 3. FSDP sends the weights twice and the gradients once. NVLink or a large batch hides most of it; PCIe with a small one
 #    does not.
-# 4. Shard, then make the optimizer. Meta device, then all weights and buffers set. Save by DCP: any number of ranks loads it.
+# 4. Shard, then make the optimizer. Build on the meta device, then set all weights and buffers. Save by DCP: any
+#    number of ranks can load it.
 # 5. Plan before renting: state by arithmetic, the peak by `gpulab.plan`.
 #
 # **For the checklist:** `fully_shard` per block, then the rest · meta device, then initialise · a precision policy in place of

@@ -15,7 +15,7 @@
 # ## A question worth asking
 #
 # A small network learns the digits, with all that large ones have: dropout, AdamW, a schedule, fp16 with a scaler,
-# augmentation. It is to make 60 steps, 15 an epoch, and is interrupted after 38. As in most tutorials it has saved
+# augmentation. It should make 60 steps, 15 an epoch, but is interrupted after 38. As in most tutorials it has saved
 # `model.state_dict()`. A new process loads that and trains on. Is it still the same run?
 
 # %% setup
@@ -50,8 +50,8 @@ axes.legend()
 gpulab.style.show(figure, alt="Two curves of losses: equal up to step 38, different from there on.")
 
 # %% question-answer [markdown]
-# No error comes. On a large network you may see a bump in the curve after each restart. Some samples count twice, and
-# a bug that shows at step 90,000 cannot be reproduced.
+# There is no error. On a large network you may see a bump in the curve after each restart. Some samples count twice,
+# and a bug that shows at step 90,000 cannot be reproduced.
 
 # %% bits-text [markdown]
 # ## The same run, to the bit
@@ -73,8 +73,8 @@ gpulab.annotated(inspect.getsource(job.build) + "\n" + inspect.getsource(job.bat
 })
 
 # %% bits-text-pieces [markdown]
-# Nine pieces: four parts with a `state_dict()`, the place in the data, four generators. All are saved at step 38. Then
-# a run resumes with all nine, and nine runs resume with all but one.
+# There are nine pieces: four parts with a `state_dict()`, the place in the data, four generators. All are saved at
+# step 38. Then one run resumes with all nine, and nine more each leave one out.
 
 # %% bits-predict
 pieces_guess = gpulab.predict("Of nine pieces, how many make no difference if left out?")
@@ -117,7 +117,7 @@ why = "The scaler, by luck: the scale still was 65,536, where a new one starts."
 pieces_guess.compare(harmless, "measured", because=why)
 
 # %% bits-random [markdown]
-# `random_state` keeps the generators in types that a safe load accepts. `weights_only=True`, the default, builds
+# `random_state` keeps the generators in types that a safe load accepts. `weights_only=True`, the default, builds only
 # tensors, numbers and plain containers. With `False` a file may run any code.
 
 # %% bits-lines
@@ -138,8 +138,8 @@ gpulab.annotated(checkpoints.random_state, {
 # give the loader a `generator` of its own.
 
 # %% place-turn-text [markdown]
-# **Your turn** · 3 minutes. `batches` yields one epoch. Make it begin where the run was interrupted. Reading samples
-# only to skip them is too expensive: skip indices.
+# **Your turn** · 3 minutes. `batches` yields one epoch. Make it go on where the run was interrupted, in the same
+# order. Reading samples only to skip them is too expensive: skip indices.
 
 # %% place-turn tags=["your-turn"]
 def batches(data, epoch, size, done):
@@ -210,7 +210,7 @@ gpulab.annotated(checkpoints.save, {
 # %% whole-text [markdown]
 # ### Is it whole?
 #
-# A disk can damage a file years after `fsync`, and copies are cut off. Does `torch.load` see it?
+# A disk can damage a file years after `fsync`, and a copy can be cut off. Does `torch.load` notice?
 
 # %% whole-flip
 torch.save({"weights": torch.ones(20_000)}, "flipped.pt")
@@ -223,8 +223,8 @@ print(torch.load("flipped.pt")["weights"][:3], "· whole:", checkpoints.whole("f
 # It does not. But a checkpoint is a zip archive with a checksum for each part, and `zipfile` compares them.
 #
 # A loader that finds a damaged file sets it aside and takes the one before. Beware of `except Exception` there: if the
-# file server is gone for a minute, such a loader sets *healthy* files aside, one after the other. It begins at step 0,
-# saves, and the run is lost without an error.
+# file server is gone for a minute, such a loader sets *healthy* files aside, one after the other. Then it begins at
+# step 0, saves, and the run is lost without an error.
 
 # %% damage-turn-text [markdown]
 # **Your turn** · 3 minutes. Loading a checkpoint may raise these errors. Which of them say that the *bytes* are damaged?
@@ -271,15 +271,15 @@ gpulab.annotated(code, {
 # ### Where the file goes, and how large it is
 #
 # fp32 weights and AdamW's two averages are 12 bytes a parameter: 84 GB for 7B, 42 s at 2 GB/s (computed). Check on the
-# first day whether four of them fit: `save` writes one beside the three. A full disk raises an error in `save`, and the
-# last good file stays.
+# first day whether four of them fit: `save` writes a fourth beside the three that it keeps. A full disk raises an
+# error in `save`, and the last good file stays.
 #
-# A spot machine's local disk goes with it. So save there, which is fast, and copy the file to a **second tier**, a bucket
-# or a network disk. Object stores have no `fsync`, and most no atomic rename. A small file that is written last says that
-# the large one is complete (`checkpoints.upload`).
+# A spot machine's local disk is lost with the machine. So save there, which is fast, and copy the file to a **second
+# tier**, a bucket or a network disk. Object stores have no `fsync`, and most no atomic rename. A small file that is
+# written last says that the large one is complete (`checkpoints.upload`).
 #
 # A step need not wait for the disk, only for a copy in the host's memory: `torch.distributed.checkpoint.async_save`
-# (lesson 13). Wait for one save before you begin the next, and ask whether it has failed.
+# (lesson 13). Wait for one save before you begin the next, and check whether it failed.
 
 # %% notice-text [markdown]
 # ## The notice
@@ -300,8 +300,8 @@ gpulab.annotated(code, {
 # `exec python train.py`. And as the first process, Python ignores SIGTERM unless it has a handler.
 #
 # Python runs a handler between two bytecode instructions of the main thread: perhaps between `backward` and `step`, or
-# between the model's step and the schedule's. **So a handler never saves; it takes note.** The loop looks after each
-# step. This is `main` of `train.py`, alone or on N ranks:
+# between the optimizer's step and the schedule's. **So a handler never saves; it takes note.** After each step, the
+# loop checks. This is `main` of `train.py`, alone or on N ranks:
 
 # %% notice-lines
 import train
@@ -309,14 +309,14 @@ import train
 gpulab.annotated(train.main, {
     "signal.signal(": "The handler takes note, and does nothing else.",
     "resume(": "Rank 0 chooses the newest whole checkpoint, and all ranks load that one.",
-    "told.fill_": "Did a notice come, here?",
-    "all_reduce": "And on any rank? All stop at the same step, or the others wait for ever.",
+    "told.fill_": "Did a notice come to this rank?",
+    "all_reduce": "And to any rank? All stop at the same step, or the others wait for ever.",
     "if told or done %": "At intervals too: a crash gives no notice.",
-    '"again"': "Not done: a file tells it to whoever starts jobs. An exit code may not.",
+    '"again"': "Not done: a file says so to whatever starts the job. An exit code may not.",
 })
 
 # %% notice-run-text [markdown]
-# A real process, and a real SIGTERM in the middle of it:
+# Here is a real process, and a real SIGTERM in the middle of its run:
 
 # %% notice-run
 import signal
@@ -336,16 +336,16 @@ print(len(losses(before)) + len(losses(rest)), "steps made for 60")
 print("equal to the bit:", losses(before) | losses(rest) == losses(alone))
 
 # %% notice-explain [markdown]
-# Nothing was lost, and no step was made twice. The notice has to be longer than a step, a save and its upload. With steps
-# of milliseconds look after every tenth: reading `told` waits for the GPU. A save of 2 minutes fits into no notice of
-# 30 s: then only checkpoints at intervals help.
+# Nothing was lost, and no step was made twice. The notice has to be longer than a step, a save and its upload. If
+# steps take milliseconds, check after every tenth only: reading `told` waits for the GPU. A save of 2 minutes does not
+# fit into a notice of 30 s: then only checkpoints at intervals help.
 
 # %% ranks-text [markdown]
 # ## A rank dies, a node goes, a job is queued
 #
-# `torchrun` starts the ranks. If one dies, it ends all of them, and with `--max-restarts=1` it starts them again, once.
-# All that they know then is the last checkpoint. We kill rank 1, as the host's out-of-memory killer does. Then
-# `torchrun` gets a notice, and passes it on to the ranks.
+# `torchrun` starts the ranks. If one dies, it ends all of them, and with `--max-restarts=1` it starts them again,
+# once. All that the new ones know is the last checkpoint. We kill rank 1, as the host's out-of-memory killer does.
+# Then `torchrun` gets a notice, and passes it on to the ranks.
 
 # %% ranks-run tags=["host-dependent"]
 import re
@@ -371,31 +371,32 @@ rest, both = finish("pair", ranks=2), finish("both", ranks=2)
 print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == losses(both))
 
 # %% ranks-explain [markdown]
-# The steps after the last whole checkpoint were made twice. And all ranks had saved and ended with 0, but `torchrun`
-# did not: **exit codes do not get through it.** A rank that ends with any code but 0 makes it worse: while it has
-# restarts left, `torchrun` starts all of them anew, on the doomed machine. So use the file. After SIGTERM
-# `torchrun` gives the ranks 30 s by default. SIGUSR1 kills it, and they train on alone, unless it has
+# The steps after the last whole checkpoint were made twice. And all ranks saved and ended with 0, but `torchrun` ended
+# with 1: **exit codes do not get through it.** A rank that ends with any code but 0 makes it worse: `torchrun`, while
+# it has restarts left, starts all ranks anew, on the doomed machine. So use the file `again`. After SIGTERM `torchrun`
+# gives the ranks 30 s by default. SIGUSR1 kills `torchrun`, and the ranks train on alone, unless it has
 # `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`.
 #
 # (With `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` each start has a new store of addresses. In the old one a new rank may
 # find the address of a dead one: `Connection refused`, pytorch#135712.)
 
 # %% nodes-text [markdown]
-# On **two nodes** the same command runs on each, and both see the folder:
+# On **two nodes** the same command runs on each, and both must see the folder:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 \
 #     --rdzv-id=run7 --rdzv-backend=c10d --rdzv-endpoint=node0:29500 train.py
 # ```
 #
-# The **rendezvous** is where they meet, also after a failure: a store on `node0`. If node0 dies, so does the store.
+# The **rendezvous** is where the nodes meet, also after a failure: a store on `node0`. If node0 dies, so does the
+# store.
 #
-# **A run that hangs** is worse than one that dies: nobody notices. A rank that waits for a lost message, a dead
-# file server or a bad cable just stops. PyTorch's NCCL watchdog gives up after 10 minutes (lesson 12:
+# **A run that hangs** is worse than one that dies: nobody notices. A rank that waits for a lost message, a dead file
+# server or a bad cable just stops. PyTorch's NCCL watchdog gives up after 10 minutes (lesson 12:
 # `init_process_group(timeout=…)`, flight recorder). That timeout must be longer than a save, for which the other ranks
-# wait. And if all ranks wait for a disk, none is in a collective. So you need a **watchdog** outside of the job: if the
-# log has not grown for longer than the longest save or evaluation takes, it kills the job, and the restart does the
-# rest.
+# wait. And if all ranks wait for a disk, none is in a collective, and it notices nothing. So you also need a
+# **watchdog** outside the job: if the log has not grown for longer than the longest save or evaluation takes, it kills
+# the job, and the restart does the rest.
 
 # %% slurm-text [markdown]
 # ### SLURM
@@ -407,7 +408,7 @@ print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == 
 gpulab.annotated(pathlib.Path("train.sbatch").read_text(), {
     "--cpus-per-task": "A task is a rank here, with its loader's workers: not 1, the default.",
     "--signal=B:USR1": "USR1 to this shell, 3 to 4 minutes before the limit: longer than a save.",
-    "srun": "Starts the ranks. A minute after one has ended, the others are: they may wait for it.",
+    "srun": "Starts the ranks. A minute after one has ended, it ends the others: they may wait for it.",
     "exec python": "The names that PyTorch reads, and then no shell between SLURM and Python.",
     "trap": "A shell handles a signal only while it waits. It hands this one to the ranks.",
     "while wait": "The trap ends a wait: wait again, or a second signal cuts the ranks' save off.",
@@ -415,9 +416,9 @@ gpulab.annotated(pathlib.Path("train.sbatch").read_text(), {
 })
 
 # %% slurm-explain [markdown]
-# **Pre-emption** is another thing. SIGTERM comes at the start of the grace time, to what `srun` has started; the shell
-# gets nothing, unless the site has set otherwise. A job that then ends by itself counts as done, so `again` matters there
-# too. `make cluster` runs all this: a rank killed, two nodes, this file on a real SLURM.
+# **Pre-emption** is different. SIGTERM comes at the start of the grace time, to what `srun` has started; the shell
+# gets nothing, unless the site has set otherwise. A job that then ends by itself counts as done, so `again` matters
+# there too. `make cluster` runs all this: a rank killed, two nodes, this file on a real SLURM.
 
 # %% interval-text [markdown]
 # ## How often to save
@@ -440,10 +441,10 @@ interval_guess.compare(round(best), "virtual", because=why)
 # $$\tau = \sqrt{2\,\delta\,M}$$
 #
 # That is **Young's** formula; **Daly's** adds what happens during saves and restarts. The curve is flat: half or twice
-# the interval costs 2 or 3 % here. So *measure* $\delta$, count interruptions, and do not tune.
+# the interval costs 2 or 3 % here. So *measure* $\delta$, count interruptions, and do not fine-tune.
 #
-# An interruption loses half an interval on average, and one at most; more if the newest file is damaged, or is still
-# being written in the background.
+# An interruption loses half an interval on average, and at most a whole one; more if the newest file is damaged, or is
+# still being written in the background.
 #
 # N machines break about N times as often. *Recorded* for Llama 3 on 16,384 H100s: 419 unexpected interruptions in 54
 # days, one every 3.1 hours.
@@ -451,9 +452,9 @@ interval_guess.compare(round(best), "virtual", because=why)
 # %% simulator-text [markdown]
 # ### See it run
 #
-# It opens on a checkpoint every 4 hours. Try this:
+# The simulator opens on a checkpoint every 4 hours. Try this:
 #
-# 1. Move *Checkpoint every* to the best interval, then to half and twice of it.
+# 1. Move *Checkpoint every* to the best interval, then to half of it and twice it.
 # 2. Set *Writing a checkpoint* to 5 s, as in the background. What is best now?
 # 3. Set *Interrupted every* to 1 h. Up to which interval is spot, 65 % cheaper by the hour, still cheaper?
 
@@ -463,8 +464,8 @@ gpulab.sim.spot()
 # %% cost-text [markdown]
 # ### What it costs
 #
-# An hour on spot costs 35 % of one on demand here, but the run pays for what it does twice. Its price, in percent of
-# the on-demand price, at the best interval and with a save every 4 hours:
+# An hour on spot costs 35 % of one on demand here, but the run pays for what it does twice. Here is its price, in
+# percent of the on-demand price, at the best interval and with a save every 4 hours:
 
 # %% cost-run
 for hours in (8, 2, 1):
@@ -473,9 +474,10 @@ for hours in (8, 2, 1):
     print(f"interrupted every {hours} h: {best:.0%}, if saved every 4 h {rare:.0%} (virtual)")
 
 # %% money-text [markdown]
-# And a whole training? A dense transformer with $N$ parameters takes $2N$ operations a token forward and $4N$ backward.
-# For $D$ tokens that is $6ND$ (attention over long sequences comes on top; MFU: lesson 10). *Recorded*: Llama 2 with
-# 6.74 billion parameters and 2.0 trillion tokens took 184,320 hours of A100s. An A100 does at most 312 TFLOP/s in bf16.
+# What does a whole training cost? A dense transformer with $N$ parameters takes $2N$ operations a token forward and
+# $4N$ backward. For $D$ tokens that is $6ND$ (attention over long sequences comes on top; MFU: lesson 10). *Recorded*:
+# Llama 2 with 6.74 billion parameters and 2.0 trillion tokens took 184,320 hours of A100s. An A100 does at most 312
+# TFLOP/s in bf16.
 
 # %% money-predict
 mfu_guess = gpulab.predict("What share of that peak (MFU) did the training reach?", unit="%")
@@ -522,7 +524,7 @@ gpulab.annotated(ill.logged, {
 })
 
 # %% logs-text-ill [markdown]
-# Five runs follow. Each is ill in another way. (A sleep plays the slow disk and the hot GPU.)
+# Five runs follow. Each is ill in its own way. (A sleep stands in for the slow disk and the hot GPU.)
 
 # %% logs-plot tags=["host-dependent"]
 ill.train_all()
@@ -559,7 +561,7 @@ gpulab.turn.illness(illness)
 # | run | what shows it | illness | look at |
 # |---|---|---|---|
 # | A | slower, no wait, same loss | **throttled**, or a straggler | clocks and temperature (lesson 10); which rank is late (12) |
-# | B | scale halves every step, loss falls no more | **overflow**: every step is skipped | the first gradient that is not finite (07) |
+# | B | scale halves every step, loss stops falling | **overflow**: every step is skipped | the first gradient that is not finite (07) |
 # | C | the wait is most of the step, from the start | **data** | workers, file sizes (09) |
 # | D | loss jumps; the scale falls a little, then holds | **diverged**: the learning rate | go back to a checkpoint before it, with a lower rate |
 # | E | memory grows by the same in each step | **leak** | what is kept with its graph (05) |
@@ -569,14 +571,14 @@ gpulab.turn.illness(illness)
 #
 # | you will read | verdict | tested in |
 # |---|---|---|
-# | “Spot is 60–90 % cheaper, with two minutes' notice.” | By the hour. Two minutes on AWS, best effort; 30 s on GCP and Azure. | *What it costs*, *The notice* |
-# | “Handle SIGTERM, and you are safe.” | SLURM and Kubernetes send it. On AWS nobody does at the notice, unless an agent. | *The notice* |
-# | “Save `model.state_dict()`, and you can resume.” | Another run. | *A question worth asking*, *The same run, to the bit* |
+# | “Spot is 60–90 % cheaper, with two minutes' notice.” | Cheaper by the hour. Two minutes on AWS, best effort; 30 s on GCP and Azure. | *What it costs*, *The notice* |
+# | “Handle SIGTERM, and you are safe.” | SLURM and Kubernetes send it. On AWS nobody does at the notice, unless you run an agent. | *The notice* |
+# | “Save `model.state_dict()`, and you can resume.” | What resumes is another run. | *A question worth asking*, *The same run, to the bit* |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
 #
-# **NumPy's state as it is.** Saving works. Loading is another day:
+# **NumPy's state as it is.** Saving works. Loading, on another day, fails:
 
 # %% mistake-numpy tags=["raises-exception"]
 import numpy
@@ -619,9 +621,10 @@ gpulab.quiz(14)
 #    the same GPUs and PyTorch, it is equal to the bit.
 # 2. Temporary file, `fsync`, rename, `fsync` of the folder; keep several. Only damaged bytes are set aside; every other
 #    error is raised.
-# 3. A handler takes note, the loop saves, all ranks stop at one step, and a file tells that the run wants to go on.
+# 3. A handler takes note, the loop saves, all ranks stop at the same step, and a file says that the run wants to go
+#    on.
 # 4. Save every √(2 · save · time between interruptions).
-# 5. 6ND over peak, MFU and 3,600 are the GPU-hours.
+# 5. GPU-hours = 6ND / (peak · MFU · 3,600).
 #
 # **For the checklist:** all nine pieces saved · loaded on the first day · `fsync` before and after the rename · a
 # second tier · a notice tried with `kill -TERM` · the interval from measured numbers · a watchdog · seven numbers in

@@ -5,8 +5,8 @@
 # and you show what each repair has bought.
 #
 # After this lesson you can **take** a job apart in an order that wastes no time · **name** for each suspicion the
-# instrument that decides it · **repair** one fault at a time, with a number before and after · **say** in a minute
-# what the course comes to.
+# instrument that decides it · **repair** one fault at a time, with a number before and after · **sum up** the course
+# in a minute.
 #
 # | time | before this | runs on |
 # |---|---|---|
@@ -33,7 +33,7 @@ warnings.filterwarnings("ignore", "with compute=False")  # shapes have no values
 #
 # The script `train.py` trains a small GPT: 12 blocks of width 768, 8 rows of 1,024 words in a batch. (In the exercise
 # it has *other* faults.) `on_t4` gives you one update of it as a function, on a *virtual* T4 with 16 GB. There it runs
-# with shapes alone: it has bytes and times, and no values.
+# with shapes alone: tensors have bytes and times, but no values.
 
 
 # %% question-script
@@ -73,7 +73,8 @@ with on_t4(found) as update:
     except torch.OutOfMemoryError as error:
         print(f"update {len(live) + 1}: {str(error).partition(' If ')[0]} (virtual)")
 growth = live[3] - live[2]
-print(f"by growth alone, room for {(14.7 - 0.3 - peak) * 1024 / growth:.0f}")  # 0.3: the context
+room = (14.7 - 0.3 - peak) * 1024 / growth  # 0.3: the context
+print(f"by growth alone, room for {room:.0f} updates (virtual)")
 growth_guess.compare(round(growth), "virtual", because="“It fits” was true of four updates.")
 
 # %% question-plot
@@ -87,11 +88,11 @@ gpulab.style.show(figure, alt="A straight line up, which ends where memory runs 
 
 # %% question-explain [markdown]
 # Nothing in the script looked wrong; one number after each update shows it. In a test of four updates the job runs;
-# overnight, it ends within minutes.
+# left alone overnight, it ends within minutes.
 #
-# It may end before its room is used up. What each update leaves lies between the large blocks, until the logits,
-# 1.54 GiB, find no place *in one piece* (lesson 05; how soon depends on the version of PyTorch). So before any repair:
-# **a list of questions, and an instrument for each.**
+# It may end before its room is used up. What each update leaves lies between the large blocks, until there is no free
+# piece large enough for the logits, 1.54 GiB (lesson 05; how soon depends on the version of PyTorch). So before any
+# repair: **a list of questions, and an instrument for each.**
 
 # %% order-text [markdown]
 # ## Five questions, in this order
@@ -99,21 +100,21 @@ gpulab.style.show(figure, alt="A straight line up, which ends where memory runs 
 # | | question | instrument | why now |
 # |---|---|---|---|
 # | 1 | Does it run, and with what peak? | `max_memory_allocated()`, the message of the error | nothing else can be measured |
-# | 2 | Does a step leave what it found? | `memory_allocated()` after each; a snapshot | a job that grows has no fixed peak |
-# | 3 | Are its own figures true? | the same by events; FLOPs against the peak | you are about to compare them |
-# | 4 | Who waits for whom? | a trace: gaps, waits, kernels, rates | it says which remedy is worth trying |
+# | 2 | Does a step leave memory as it found it? | `memory_allocated()` after each; a snapshot | a job that grows has no fixed peak |
+# | 3 | Are the job's own figures true? | the same times by CUDA events; FLOPs against the peak | you are about to compare them |
+# | 4 | Who waits for whom? | a trace: gaps, waits, kernels, rates | the trace says which remedy is worth trying |
 # | 5 | Does it compute what it should? | a reference: float32, a small model, one batch in one piece | a fast wrong result is worth nothing |
 #
 # Two rules go with it. **One change at a time**, measured before and after with the same instrument: two changes at
 # once can hide each other. And **measure again at the end**, since repairs affect each other.
 #
-# Correctness stands last because its references need a job that runs. Until then a speed is a working figure. The
-# speed that you report is measured again when the results are right.
+# Correctness comes last because its references need a job that runs. Until then a speed is provisional: measure it
+# again once the results are right.
 
 # %% leak-text [markdown]
 # ## Question 2: who holds it?
 #
-# You know *that* something grows. A snapshot says *which line* has allocated what is there (lesson 05). Recording
+# You know *that* something grows. A snapshot says *which line* allocated what is still there (lesson 05). Recording
 # begins after two updates, so that weights, optimizer state and first calls are not in it.
 
 # %% leak-snapshot
@@ -138,12 +139,12 @@ for line, sizes in kept.items():
     print(f"line {line}: {len(sizes)} blocks, {sum(sizes):.3f} MiB (virtual)  {code}")
 
 # %% leak-explain [markdown]
-# Three updates, and two lines with three blocks. One has 24 MiB each: the outputs of the last block, one for each
-# forward pass. The other has 512 bytes each: `self.norms.append(x.norm())`, a log.
+# After three updates, two lines have three blocks each. One line's blocks have 24 MiB: the output of the last
+# transformer block, once for each forward pass. The other's have 512 bytes: `self.norms.append(x.norm())`, a log.
 #
-# The small ones are what the list holds. Each norm has its graph, and the graph has kept `x` for a backward pass through
-# the norm, which never comes. The line that *allocated* the memory is innocent; the line that *holds* it is the small
-# one. So read every line with the right **count**, not only those with the largest size.
+# The small blocks are what the list holds. Each norm keeps its graph, and the graph keeps `x` for a backward pass
+# through the norm, which never comes. The line that *allocated* the memory is innocent; the line that *holds* it is
+# the small one. So look at every line with the right **count**, not only at the largest sizes.
 
 # %% leak-repair
 first = found.replace("        self.norms.append(x.norm())\n", "")
@@ -155,13 +156,13 @@ with on_t4(first) as update:
 print(f"an update leaves {left} bytes, before {growth:.0f} MiB (virtual)")
 
 # %% leak-after [markdown]
-# If the log is wanted, `x.detach().norm()` ends the large leak and leaves 512 bytes an update in a list that nobody
-# empties. Its running mean leaves nothing. Three non-repairs: `del x` (the graph still holds it), `empty_cache()` (no
-# tensor goes), a smaller batch (it comes later).
+# If you want the log, `x.detach().norm()` ends the large leak, but leaves 512 bytes an update in a list that nobody
+# empties. A running mean leaves nothing. Three things repair nothing: `del x` (the graph still holds it),
+# `empty_cache()` (it frees no tensor), a smaller batch (the error only comes later).
 #
-# **Your turn** · 3 minutes. Write the alarm that was missing: from the bytes allocated after each update, say whether a
-# job grows. The first two updates do not count (optimizer state, first calls). An update that is larger and goes back is
-# no growth. A log that is written at every second update is growth.
+# **Your turn** · 3 minutes. Write the alarm that was missing: from the bytes allocated after each update, say whether
+# a job grows. The first two updates do not count (optimizer state, first calls). One update that takes more, if the
+# next gives it back, is no growth. A log that is written at every second update is growth.
 
 # %% turn tags=["your-turn"]
 def grows(after):
@@ -200,12 +201,13 @@ def possible(words_per_second, parameters, peak_tflops):
 gpulab.turn.possible(possible)
 
 # %% clock-after [markdown]
-# The test finds gross errors only. To be sure, time that step by events. Times below are by the GPU's own clock.
+# The test finds gross errors only. To be sure, time a step by CUDA events. The times below are by the GPU's own clock.
 
 # %% speed-text [markdown]
 # ## Question 4: who waits?
 #
-# A trace of one update says how long it takes, for how much of it kernels run, and at what rate. You predict the second.
+# A trace of one update says how long it takes, for how much of that time kernels run, and at what rate. Predict the
+# second.
 
 # %% speed-predict
 busy_guess = gpulab.predict("For what share of an update do kernels run?", unit="%")
@@ -231,7 +233,7 @@ print(f"products: {rate(slow):.1f} TFLOP/s (virtual)")
 
 # %% speed-explain [markdown]
 # The host waits, and that costs nothing: the GPU is always busy. The kernels themselves are slow. A T4's tensor cores
-# do 65 TFLOP/s in fp16 on paper, and its float32 lanes 8.1. The printed rate fits the second.
+# do 65 TFLOP/s in fp16 on paper, and its float32 lanes 8.1. The printed rate fits float32.
 #
 # One line says why: `torch.autocast("cuda", enabled=False)`, left over from a test.
 
@@ -244,19 +246,19 @@ print(fast)
 print(f"{fast.ms:,.0f} ms, before {slow.ms:,.0f}; products {rate(fast):.1f} TFLOP/s (virtual)")
 
 # %% speed-after [markdown]
-# The products gain most, and stay below the paper's 65: 70 W do not feed all tensor cores (lesson 07). What runs beside
-# them is bound by memory, and has become a large part.
+# The products gain most, and stay below the paper's 65: 70 W do not feed all tensor cores (lesson 07). What runs
+# between them is bound by memory, and now takes a large part of the time.
 #
-# And only now is the scaler needed. In float32 it scaled gradients that neither underflow nor overflow. **Repairs affect
-# each other:** what was harmless before this one need not be so after it.
+# And only now is the scaler needed. In float32 it scaled gradients that neither underflow nor overflow. **Repairs
+# affect each other:** what was harmless before one of them may do harm after it.
 
 # %% numbers-text [markdown]
 # ## Question 5: are the numbers right?
 #
-# A small model, with values. It trains, and its loss falls. But a falling loss proves little (lesson 07), and a test of a
-# minute easily misses a rare event: an **overflow**. The scale begins at 2¹⁶ and doubles after 2,000 good updates in a
-# row, until a gradient overflows. The job below has no overflow in its first sixty updates; with other data they may
-# come in the first steps. So bring one forward: begin with a scale of 2²⁶.
+# Take a small model, with values. It trains, and its loss falls. But a falling loss proves little (lesson 07), and a
+# test of a minute easily misses a rare event: an **overflow**. The scale begins at 2¹⁶ and doubles after 2,000 good
+# updates in a row, until a gradient overflows. The job below has no overflow in its first sixty updates; with other
+# data there may be some in the first steps. So bring one forward: begin with a scale of 2²⁶.
 
 
 # %% numbers-run
@@ -284,9 +286,9 @@ for scale in (2.0**16, 2.0**26):
     print(f"scale {scale:>10,.0f}: losses {shown}; weights finite: {finite}")
 
 # %% numbers-explain [markdown]
-# After one overflow everything is nan. The line is `optimizer.step()`: the gradients were unscaled and clipped, the
-# scaler has *seen* that they are infinite, and nobody asks it. `scaler.step(optimizer)` asks, and skips the update; then
-# `scaler.update()` halves the scale.
+# After one overflow everything is nan. The faulty line is `optimizer.step()`: the gradients were unscaled and clipped,
+# the scaler has *seen* that they are infinite, but nobody asks it. `scaler.step(optimizer)` asks, and skips the
+# update; then `scaler.update()` halves the scale.
 
 # %% numbers-predict
 skip_guess = gpulab.predict("Repaired, from 2²⁶: how many of the 60 updates are skipped?")
@@ -303,8 +305,8 @@ skip_guess.compare(60 - counted, "virtual", because=told)
 
 # %% numbers-after [markdown]
 # The schedule does not count skipped updates, and training goes on. The reference is the same job in float32. From 2¹⁶
-# the losses of the two agree (first row above); from 2²⁶ the job is behind by what it has skipped. The results are right
-# now, so **measure again**, the script with all three repairs:
+# the job's losses agreed with it (the row *scale 65,536* above); from 2²⁶ it is behind by what it has skipped. The
+# results are right now, so **measure again**. This is the script with all three repairs:
 
 # %% picture-run
 after = []
@@ -353,7 +355,7 @@ gpulab.style.show(figure, alt="As found and repaired: memory, time of an update,
 # | architecture | thousands of lanes that do the same, a wide memory, and a host that launches; tensor cores for products of 16-bit numbers | 01 |
 # | CPU and GPU | many equal operations gain, small or serial ones do not; a job takes the longest of arithmetic, memory traffic, launches, and input | 01, 10 |
 # | CUDA and PyTorch | one device line; work is queued, and only a read or `synchronize` waits; copies want pinned memory | 02, 03 |
-# | memory management | weights, gradients, optimizer state, activations, and logits; allocated is not reserved; a graph lives as long as a name | 04–06 |
+# | memory management | weights, gradients, optimizer state, activations, and logits; allocated is not reserved; a graph lives as long as something refers to it | 04–06 |
 # | mixed precision | products in 16 bits, weights and updates in float32; fp16 with a scaler, bf16 where the chip has it | 07 |
 # | multi-GPU | DDP: equal weights, different data, averaged gradients; sharding when one GPU is too small | 12, 13 |
 # | best practices | measure, change one thing, measure again; the remedy that costs least first; save so that a run can go on | 08, 09, 11, 14 |
@@ -364,9 +366,9 @@ gpulab.style.show(figure, alt="As found and repaired: memory, time of an update,
 # | claim | verdict | tested in |
 # |---|---|---|
 # | “If the first steps fit, the job fits.” | A step that leaves something does not repeat: look at what is allocated after each. | *A question worth asking* |
-# | “The snapshot shows the line that leaks.” | It shows the line that allocated. What holds may be another one, of a few bytes. | *Question 2* |
+# | “The snapshot shows the line that leaks.” | It shows the line that allocated. The line that holds may be another one, with a few bytes. | *Question 2* |
 # | “The loss falls, so training is right.” | It fell with an optimizer that takes infinite gradients, until the first overflow. | *Question 5* |
-# | “GPU code is slow because of waits and loaders.” | Some is. Here kernels filled the update: nothing against waits could gain. | *Question 4* |
+# | “GPU code is slow because of waits and loaders.” | Some is. Here kernels filled the update: no remedy against waits could help. | *Question 4* |
 
 # %% mistakes-text [markdown]
 # ## Common mistakes
@@ -376,8 +378,8 @@ gpulab.style.show(figure, alt="As found and repaired: memory, time of an update,
 #
 # **A repair that was not measured.** “It should be faster now” is a prediction.
 #
-# **Two changes at once.** Half the batch and no leak: the peak fell, so the batch gets the praise, and stays small. Here
-# is each by itself, in a model of two blocks, after three updates:
+# **Two changes at once.** You halve the batch and remove the leak: the peak falls, so the batch gets the credit, and
+# stays small. Here is each by itself, in a model of two blocks, after three updates:
 
 
 # %% mistake-two
@@ -407,7 +409,7 @@ gpulab.quiz(15)
 # %% takeaways [markdown]
 # ## Take-aways
 #
-# 1. Five questions in this order: runs, repeats, true figures, who waits, right numbers.
+# 1. Ask in this order: does it run, does it repeat, are its figures true, who waits, are its results right?
 # 2. A number after each step finds what a number at the peak does not.
 # 3. The line that allocates is not always the line that holds.
 # 4. Bring rare events forward; do not wait for them.
