@@ -51,10 +51,10 @@ def moves_the_leaves_of_a_tree_and_waits(batch, device):
 
 # --- containers ------------------------------------------------------------------------------------------
 BANK.mistakes(
-    ("the function does not go on inside a dict's values",
-     "containers in containers: let the function call itself for every item",
+    ("not all containers in the batch are entered",
+     "a dict holds lists, tuples and dicts: let the function call itself for every item of each",
      (change(OF_DICT, "{k: v.to(device) if torch.is_tensor(v) else v for k, v in batch.items()}"),
-      NO_NAMED, change(LISTS, "False"))),
+      NO_NAMED, change(LISTS, "False")), (NO_NAMED, change(LISTS, "False"))),
     ("tuples are not entered", "a tuple is a container too", (NO_NAMED, change(LISTS, "isinstance(batch, list)"))),
     ("namedtuples are not entered", "a namedtuple is a tuple: go through it, and build it anew with type(x)(*items)",
      (NO_NAMED, change(LISTS, "type(batch) in (list, tuple)"))),
