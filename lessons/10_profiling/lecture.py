@@ -60,8 +60,8 @@ for name, clock in (("its own clock", {}), ("perf_counter", {"timer": time.perf_
     print(f"a @ a, by {name}: {1e6 * found.median:.0f} µs ({gpu.numbers})")
 
 # %% timer-cpu-text [markdown]
-# The second number is the launch alone. On a CPU, the timer uses **one thread** unless
-# `num_threads` says otherwise.
+# The second number is the launch alone, with this machine's time for Python in it. On a CPU, the
+# timer uses **one thread** unless `num_threads` says otherwise.
 #
 # How exact is a median? `blocked_autorange` fills 0.2 s: with hundreds of blocks of a short line,
 # but only five of a step of 40 ms. The median of *n* is off by about IQR/√n (IQR: the
