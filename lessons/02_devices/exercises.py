@@ -126,7 +126,7 @@ def verify_model_device(model, device):
     "block.1.running_mean", and the device that each is on. Works on a machine without a GPU too, if
     model and device are on the CPU.
     """
-    # TODO: give the device its number; collect the names and devices of tensors elsewhere; raise once
+    # TODO: give the device its number; collect names and devices of tensors elsewhere; raise once
     ### BEGIN SOLUTION
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:

@@ -28,7 +28,7 @@ AFTER, WARM, MEDIAN = "ms of one call after earlier work", "ms of one call after
 CLAUSES = [
     Clause(quote, facts, summary, rule, QUEUE if facts == [ONE] else CLOCK)
     for quote, facts, summary, rule in (
-        ("as a float", ["what came back", "keep fractions of a millisecond"],
+        ("as a float", ["what came back", "parts of a millisecond are kept"],
          "what came back is not a float with its digits",
          "return the median itself as a float: not a list, a tensor or a string, and not rounded to whole "
          "milliseconds"),
@@ -127,7 +127,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts.add("what came back", kind_of(run.got), "a number")
     if not facts.hold():
         return facts
-    facts.add("keep fractions of a millisecond", bool(run.got != round(run.got)), True)
+    facts.add("parts of a millisecond are kept", bool(run.got != round(run.got)), True)
     facts.add("unit", unit(run.got, one * 1e3), "milliseconds")
     if facts.hold():
         off = abs(float(run.got) - one * 1e3) > WITHIN * one * 1e3

@@ -21,13 +21,13 @@ NEEDED = ("tried", "capacity", "free", "allocated", "cached")  # without these a
 KEYS = (*NEEDED, "process", "allowed", "pools", "others", "tensor", "need", "remedy")
 SMALLER, LIMIT, EXPAND = "smaller request", "raise the limit", "expandable segments"
 OTHER, FREE = "end the other process", "free tensors"
-PLENTY, UNTOLD = "more is free than was tried", "nobody's share is told"  # here the remedy is None
+PLENTY, UNTOLD = "more is free than was tried", "the message gives no process's share"  # here the remedy is None
 CAUSES = {  # by the remedy: where it is the right one, and the row of the table
     SMALLER: ("one request is too large", "tried > capacity, or tried > allowed"),
     LIMIT: ("a limit failed", "free ≥ tried, and “allowed” is there; or the last sentence names the limit"),
-    PLENTY: (PLENTY, "free > tried, and no limit is named: the message does not tell, so it is None"),
+    PLENTY: (PLENTY, "free > tried, and no limit is named: the message does not give the cause, so it is None"),
     EXPAND: ("the cache is enough", "cached ≥ tried, and expandable segments are not on"),
-    UNTOLD: (UNTOLD, "and it may be what is missing: the message does not tell, so it is None"),
+    UNTOLD: (UNTOLD, "and it may be what is missing: the message does not give the cause, so it is None"),
     OTHER: ("others hold what is missing", "others is more than 0, and at least tried − free"),
     FREE: ("live tensors fill the GPU", "no other row of the table holds"),
 }
@@ -122,33 +122,36 @@ NEED_POOLS, REFUSES, NAMES = "need, with private pools", "what comes of another 
 BOUNDS, NEED, OTHERS = "the tensor's bounds are not right", "the least need is not right", "others are not right"
 CLAUSES = (
     Clause("What an out-of-memory message says, as a dictionary", ["what is returned", "keys that are missing"],
-           "no dictionary with all keys comes back"),
+           "a dictionary with all keys is not returned"),
     Clause("the figures that belong to every message", NEEDED, "a figure of the message is not right",
            "sizes are in bytes, and KiB, MiB and GiB are 2**10, 2**20 and 2**30", MESSAGE),
     Clause("what “this process” has in use", ["process"], "what this process has is not right",
            "its line begins with “Including non-PyTorch memory”", MESSAGE),
     Clause("yours is the smallest of the “Process 123 has …” that is at least allocated + cached", [CONTAINER],
            "what this process has in a container is not right", read=MESSAGE),
-    Clause("A figure above the capacity is none", [NO_SHARE], "a size of this process is read that is not told",
+    Clause("A figure above the capacity counts as None", [NO_SHARE],
+    "a size of this process is returned though the message gives none",
            "17179869184.00 GiB are 2**64 bytes, which stand for “unknown”", MESSAGE),
     Clause("the limit on this process", ["allowed"], "the limit is not right", read=MESSAGE),
     Clause("what is “allocated in private pools”", ["pools"], "what private pools have is not right", read=MESSAGE),
     Clause("None is for what it does not say", [NONE.format("allowed"), NONE.format("pools")],
-           "a figure is read that is not in the message", read=MESSAGE),
-    Clause("what other processes hold, from the figures", ["others"], OTHERS,
+           "a figure is returned that is not in the message", read=MESSAGE),
+    Clause("what other processes hold, computed from the figures", ["others"], OTHERS,
            "capacity = free + this process + others", MESSAGE),
     Clause("less than 64 MiB counts as 0", [ROUNDED], OTHERS, read=MESSAGE),
-    Clause("None without `process`", [BOUND], "others are given where this process's share is not told", read=MESSAGE),
+    Clause("None without `process`", [BOUND], "others is given though the message does not give this process's share",
+    read=MESSAGE),
     Clause("(smallest, largest): the sizes of a tensor for which PyTorch tries a segment like this one", [TENSOR],
            BOUNDS, "from 10 MiB on the size is rounded up to 2 MiB", SEGMENT),
     Clause("Give the lower bound itself as the smallest", [TWO], BOUNDS, "2**20 for 20 MiB, 1 for 2 MiB", SEGMENT),
-    Clause("what live tensors would take if the request had succeeded, at the least", ["need"], NEED,
-           "what is allocated, and the smallest tensor", MESSAGE),
+    Clause("the least that live tensors would take if the request had succeeded", ["need"], NEED,
+           "it is what is allocated, plus the smallest tensor", MESSAGE),
     Clause("What is in pools is not live", [NEED_POOLS], NEED, "pools are counted as allocated", MESSAGE),
-    *(Clause("by the table *Which cause is it?*", [f"remedy, where {where}"], f"the remedy is not right where {where}",
+    *(Clause("from the table *Which cause is it?*", [f"remedy, where {where}"], f"the remedy is not right where "
+                                                                                f"{where}",
              row, CAUSE) for where, row in CAUSES.values()),
     Clause("Raises ValueError, with the names of what is missing", [REFUSES, NAMES],
-           "a message of another form is not refused by the names of what is missing",
+           "a message in another form does not raise an error with the names of what is missing",
            "where one of the first five figures is not found", MESSAGE),
 )  # fmt: skip
 
@@ -276,11 +279,11 @@ EXERCISE = Contract(
     own_gpu=False,
     alike=1e-8,
     errors={
-        "NoneType": "a search found nothing: not every message has every part, such as a limit or “this process”; and "
-        "one without one of the first five figures is refused",
+        "NoneType": "a search found nothing: not every message has every part, such as a limit or “this process”; one "
+                    "that lacks any of the first five figures raises ValueError",
         "IndexError": "not every message has every part: “this process”, a limit and private pools may be missing",
-        "could not convert": "a number was cut out with something around it: take digits and dot only",
-        "iB.'": "a unit was cut out with the dot after it: units are bytes, KiB, MiB or GiB",
-        "ValueError": "this message has all that is needed: tried, capacity, free, allocated and cached",
+        "could not convert": "a number was matched with something around it: match digits and dot only",
+        "iB.'": "a unit was matched with the dot after it: units are bytes, KiB, MiB or GiB",
+        "ValueError": "this message has all five figures: tried, capacity, free, allocated and cached",
     },
 )
