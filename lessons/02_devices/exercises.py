@@ -2,8 +2,8 @@
 # # 02 · Exercises: devices
 #
 # Four functions, about an hour. A check cell under each tests your code: run it as often as you like. It draws new
-# inputs every time, and when it fails it says what it expected, what it got, and which section of [the
-# lecture](../notebooks/02_devices.ipynb) to read.
+# inputs every time, and when it fails it says what it expected, what it got, and which section of
+# [the lecture](../notebooks/02_devices.ipynb) to read.
 #
 # The checks run your functions on two virtual GPUs of their own, so they test the same on every machine, and nothing
 # that goes wrong in them touches a real GPU. A cell that says *not attempted yet* is one you have not written.

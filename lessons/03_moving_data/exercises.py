@@ -2,9 +2,9 @@
 # # 03 · Exercises: moving data
 #
 # Four functions, about 75 minutes. A check cell under each tests your code: run it as often as you like. It draws new
-# inputs every time, and when it fails it says what it expected, what it got, and which section of [the
-# lecture](../notebooks/03_moving_data.ipynb) to read. The checks run on a virtual GPU of their own, so that they know
-# to the microsecond what happened when; your code is plain PyTorch and runs unchanged on a real GPU.
+# inputs every time, and when it fails it says what it expected, what it got, and which section of
+# [the lecture](../notebooks/03_moving_data.ipynb) to read. The checks run on a virtual GPU of their own, so that they
+# know to the microsecond what happened when; your code is plain PyTorch and runs unchanged on a real GPU.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
 
@@ -312,10 +312,10 @@ gpulab.check.hidden_syncs(quiet_epoch)
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The size of `losses[losses > 1.0]` depends on the values, so the host must wait for it. `torch.where(losses > 1.0,
-# losses, 0.0)` has the shape of `losses`, whatever the values. At the end, `torch.stack([...]).tolist()` reads all of
-# them with one wait; the count comes back as a float, so convert it with `int()`. Detach what you keep from batch to
-# batch, or every graph stays alive.
+# The size of `losses[losses > 1.0]` depends on the values, so the host must wait for it.
+# `torch.where(losses > 1.0, losses, 0.0)` has the shape of `losses`, whatever the values. At the end,
+# `torch.stack([...]).tolist()` reads all of them with one wait; the count comes back as a float, so convert it with
+# `int()`. Detach what you keep from batch to batch, or every graph stays alive.
 #
 # </details>
 

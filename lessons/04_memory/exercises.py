@@ -380,8 +380,8 @@ gpulab.check.memory_tracker(GPUMemoryTracker)
 # <details><summary>Hint 1</summary>
 #
 # One block first. At entry: `reset_peak_memory_stats(gpu)`, and note `memory_allocated(gpu)`. At exit: read
-# `max_memory_allocated(gpu)` and `memory_allocated(gpu)`, and keep them. Use dicts by GPU number from the start, `{gpu:
-# bytes}`: then the same code serves one GPU, all GPUs and none, where the dict is empty.
+# `max_memory_allocated(gpu)` and `memory_allocated(gpu)`, and keep them. Use dicts by GPU number from the start,
+# `{gpu: bytes}`: then the same code serves one GPU, all GPUs and none, where the dict is empty.
 #
 # </details>
 # <details><summary>Hint 2</summary>

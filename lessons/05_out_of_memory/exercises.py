@@ -296,7 +296,7 @@ def largest_batch(model, optimizer, loss_of, most):
     weights, state = to_host(model.state_dict()), to_host(optimizer.state_dict())
 
     def fits(batch):
-        torch.cuda.empty_cache() # else cached segments of a larger attempt waste room
+        torch.cuda.empty_cache()  # else cached segments of a larger attempt waste room
         try:
             for _ in range(2):
                 optimizer.zero_grad()
