@@ -21,7 +21,7 @@ NEEDED = ("tried", "capacity", "free", "allocated", "cached")  # without these a
 KEYS = (*NEEDED, "process", "allowed", "pools", "others", "tensor", "need", "remedy")
 SMALLER, LIMIT, EXPAND = "smaller request", "raise the limit", "expandable segments"
 OTHER, FREE = "end the other process", "free tensors"
-PLENTY, UNTOLD = "more is free than was tried", "the message gives no process's share"  # here the remedy is None
+PLENTY, UNTOLD = "more is free than was tried", "nobody's share is told"  # here the remedy is None
 CAUSES = {  # by the remedy: where it is the right one, and the row of the table
     SMALLER: ("one request is too large", "tried > capacity, or tried > allowed"),
     LIMIT: ("a limit failed", "free ≥ tried, and “allowed” is there; or the last sentence names the limit"),

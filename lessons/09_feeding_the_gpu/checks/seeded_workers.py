@@ -34,7 +34,7 @@ CLAUSES = [
         ([COUNT], "how many workers there are", "there are more or fewer workers", ""),
         ([SIZES], "samples in a batch", "the batches have other sizes", "only the last one may be smaller"),
         ([ONCE], "Each epoch yields every sample once", "an epoch does not give every sample once", ""),
-        ([ORDER], "in another order", "the epochs have the same order", "each its own, and none that of the dataset"),
+        ([ORDER], "in a new order", "the epochs have the same order", "each its own, and none that of the dataset"),
         ([PROCESS], "In the process itself no generator is seeded, and none is drawn from",
          "numbers were drawn in the process itself", "random numbers after the call must not depend on it"),
         ([WORKERS], "No two workers draw the same numbers", "two workers draw the same numbers",
