@@ -1,9 +1,9 @@
 # %% title [markdown]
 # # 01 · Exercises: why GPUs
 #
-# Two functions and a question, about 40 minutes. Each function is checked on your own code: run the check cell under it as
-# often as you like. It draws fresh inputs every time, and when it fails it says what it expected, what came back, and which
-# section of [the lecture](../notebooks/01_why_gpus.ipynb) to read.
+# Two functions and a question, about 40 minutes. A check cell under each function tests your code: run it as often as
+# you like. It draws new inputs every time, and when it fails it says what it expected, what it got, and which section
+# of [the lecture](../notebooks/01_why_gpus.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
 
@@ -36,15 +36,15 @@ def layer_cost(layer, x):
     """FLOPs and bytes of one forward pass of `layer` on `x`.
 
     layer  an nn.Linear, or an nn.Conv2d with any kernel, stride, padding (in numbers), dilation and
-           groups; with a bias or without, and frozen or not
+           groups; with or without a bias, frozen or not
     x      its input: (..., in_features) for Linear, (N, C, H, W) for Conv2d; any floating dtype,
-           the layer's own. It may be on the device "meta", with a shape and no values
+           the same as the layer's. It may be on the device "meta", which has shapes and no values
 
     FLOPs: a multiply-add is two. The additions of the bias do not count (PyTorch's own counter
-    leaves them out). Bytes: input, weight, bias and output are moved once each, in their dtype.
-    Returns (flops, nbytes), two whole numbers. Neither layer nor x is changed.
+    leaves them out, too). Bytes: input, weight, bias and output are moved once each, in their
+    dtype. Returns (flops, nbytes), two whole numbers. Neither layer nor x is changed.
     """
-    # TODO: find the shape of the output, and how many multiply-adds one number of it takes
+    # TODO: find the shape of the output, and how many multiply-adds each of its elements takes
     ### BEGIN SOLUTION
     with torch.no_grad():
         out = layer(x)
@@ -61,20 +61,20 @@ gpulab.check.layer_cost(layer_cost)
 # %% cost-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How many numbers does the output have? Each of them is a sum of products. How many products?
+# How many elements does the output have? Each of them is a sum of products. Of how many products?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `layer.weight.shape` is (out_features, in_features) for a Linear, and (out_channels, in_channels / groups, height, width) for
-# a Conv2d. One row of it makes one number of the output. For the output's shape you may run the layer, also on
-# `"meta"`.
+# `layer.weight.shape` is (out_features, in_features) for a Linear, and (out_channels, in_channels / groups, height,
+# width) for a Conv2d. One row of it makes one element of the output. To get the output's shape you may run the layer,
+# also on `"meta"`.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `tensor.numel()` counts numbers, `tensor.nbytes` bytes. Four tensors are moved, the bias only where it is not `None`;
-# `layer.parameters()` knows.
+# `tensor.numel()` counts elements, `tensor.nbytes` bytes. Four tensors are moved, or three if the bias is `None`;
+# `layer.parameters()` leaves it out then.
 #
 # </details>
 
@@ -85,10 +85,10 @@ cost_guess.compare(round(flops / 1e6), "computed")
 print(f"{nbytes / 1e6:.2f} MB are moved, {flops / nbytes:.0f} operations per byte (computed)")
 
 # %% amdahl-text [markdown]
-# ## 2 · What the whole job gains, and from where on
+# ## 2 · What the whole job gains, and how long it must be
 #
-# **Build** Amdahl's law with an overhead, and solve it for the crossover point. **Why:** it tells whether a GPU pays before
-# you rent one.
+# **Build** Amdahl's law with an overhead, and solve it for the crossover point. **Why:** it tells you whether a GPU
+# pays off before you rent one.
 #
 # 15 minutes · difficulty ●●○
 #
@@ -97,13 +97,13 @@ print(f"{nbytes / 1e6:.2f} MB are moved, {flops / nbytes:.0f} operations per byt
 # - `seconds`: what the job takes on the CPU, more than 0
 # - `share`: the part of that time that the GPU can take over, from 0 to 1
 # - `factor`: how many times as fast the GPU does that part, more than 0; below 1 it is slower. `math.inf`, an
-#   infinitely fast GPU, is asked with a share below 1
-# - `overhead`: seconds that the GPU costs beside it (starting, copies): 0 or more, the same for a job of any length
+#   infinitely fast GPU, comes only with a share below 1
+# - `overhead`: seconds that the GPU adds (start-up, copies): 0 or more, the same for a job of any length
 #
 # Returns (speedup, crossover):
 #
 # - `speedup`: the job's time on the CPU over its time with the GPU
-# - `crossover`: jobs that take longer than so many seconds on the CPU are faster with the GPU, at the same share,
+# - `crossover`: jobs that take longer than this many seconds on the CPU are faster with the GPU, at the same share,
 #   factor and overhead. 0 if all jobs are, `math.inf` if none is
 
 # %% amdahl-predict
@@ -114,7 +114,7 @@ job_guess = gpulab.predict(
 
 # %% amdahl tags=["solution"]
 def amdahl(seconds, share, factor, overhead):
-    """What a GPU does for a whole job, and how long a job must be for it."""
+    """The speedup of a whole job by a GPU, and how long a job must be to gain."""
     # TODO: the time with the GPU has three parts; the crossover is where it
     # equals the time on the CPU
     ### BEGIN SOLUTION
@@ -141,8 +141,8 @@ gpulab.check.amdahl(amdahl)
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Each second of the job saves $p\,(1 - 1/k)$ seconds, and the overhead must be saved first. What does it mean if a second
-# saves nothing, or less?
+# Each second of the job saves $p\,(1 - 1/k)$ seconds, and these savings must first make up for the overhead. What does
+# it mean if a second saves nothing, or less than nothing?
 #
 # </details>
 
@@ -152,9 +152,9 @@ job_guess.compare(round(speedup, 2), "computed")
 print(f"a job of less than {crossover:.2f} s is better off without the GPU (computed)")
 
 # %% try-text [markdown]
-# Your `layer_cost` tells why a language model writes slowly and reads fast. These are four of the layers of a
-# block of an 8-billion-parameter model (4096 wide, in bf16), once for a single token, as in writing, and once for 2048 tokens,
-# as in reading a prompt. The GPU is an H100: 989 TFLOP/s, 3350 GB/s, 5 µs for a launch (recorded, recorded, assumed).
+# Your `layer_cost` shows why a language model writes slowly and reads fast. These are four of the layers in a block of
+# an 8-billion-parameter model (4096 wide, in bf16): first for a single token, as in writing, then for 2048 tokens, as
+# in reading a prompt. The GPU is an H100: 989 TFLOP/s, 3350 GB/s, 5 µs for a launch (recorded, recorded, assumed).
 
 # %% try-it tags=["needs-answer"]
 like = {"bias": False, "device": "meta", "dtype": torch.bfloat16}
@@ -176,7 +176,7 @@ for tokens in (1, 2048):
 # %% question-text [markdown]
 # ## 3 · A question to end with
 #
-# A CPU has the higher clock, the larger cache and no launch to pay. Why do matrix products suit GPUs all the same?
+# A CPU has a higher clock rate, a larger cache, and no launch to pay for. Why do matrix products still suit GPUs?
 
 # %% clock-question
 gpulab.quiz(1, "clock")

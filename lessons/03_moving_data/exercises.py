@@ -1,10 +1,10 @@
 # %% title [markdown]
 # # 03 · Exercises: moving data
 #
-# Four functions, about 75 minutes. Each is checked on your own code: run the check cell under it as often as you like. It
-# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
-# [the lecture](../notebooks/03_moving_data.ipynb) to read. The checks bring their own virtual GPU, so that they know to
-# the microsecond what happened when; your code is plain PyTorch and runs on a real one as it is.
+# Four functions, about 75 minutes. A check cell under each tests your code: run it as often as you like. It draws new
+# inputs every time, and when it fails it says what it expected, what it got, and which section of
+# [the lecture](../notebooks/03_moving_data.ipynb) to read. The checks run on a virtual GPU of their own, so that they
+# know to the microsecond what happened when; your code is plain PyTorch and runs unchanged on a real GPU.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
 
@@ -23,7 +23,7 @@ device = gpu.device
 # %% timer-text [markdown]
 # ## 1 · A timer that tells the truth
 #
-# **Build** a function that times GPU work. **Why:** without it, every number in your next report is the time of a launch.
+# **Build** a function that times GPU work. **Why:** without it, the numbers in your next report are times of launches.
 #
 # 10 minutes · difficulty ●○○
 
@@ -32,19 +32,18 @@ def time_on_gpu(fn, repeats, warm_up):
     """The median time of `fn()` on the GPU, in milliseconds, as a float.
 
     fn       a function without arguments that queues work in the current stream of the current GPU,
-             in one kernel or several, much longer than their launches; it may wait for it, too
+             one or more kernels that run much longer than their launches; it may also wait for them
     repeats  how many calls are timed, an odd number
     warm_up  how many calls go before them untimed; 0 is allowed
 
-    A call's time is that of its own work, from its start on the GPU to its end, and nothing that
-    was queued earlier. A clock of the host, if one is read, is time.perf_counter: others can be set
-    back, are coarse, or count the processor's time, and none of them knows of a virtual GPU.
+    A call's time is that of its own work, from its start on the GPU to its end, without anything
+    that was queued earlier. A clock of the host, if one is read, is time.perf_counter: others can
+    be set back, are coarse, or count processor time, and none of them works with a virtual GPU.
     """
     # TODO: call fn warm_up times; then time each of `repeats` calls with a
     # clock that waits for the GPU
     ### BEGIN SOLUTION
-    # Another right way: time.perf_counter() with torch.cuda.synchronize() before
-    # each of its two readings.
+    # Also right: time.perf_counter() with torch.cuda.synchronize() before each of its two readings.
     for _ in range(warm_up):
         fn()
     times = []
@@ -82,7 +81,7 @@ gpulab.check.honest_timer(time_on_gpu)
 # </details>
 
 # %% timer-try-text [markdown]
-# Your timer on a product of matrices. Does it stay below the data sheet?
+# Your timer on a matrix product. Does the result stay below the peak in the data sheet?
 
 # %% timer-try tags=["needs-answer"]
 a = torch.randn(1024, 1024, device=device)
@@ -92,8 +91,8 @@ print(f"{ms:.3f} ms, {2 * 1024**3 / ms / 1e9:.1f} TFLOP/s ({gpu.numbers})")
 # %% benchmark-text [markdown]
 # ## 2 · A transfer benchmark
 #
-# **Build** a benchmark of copies to the GPU that finds the two numbers of the link. **Why:** with them you predict every
-# transfer of your program, and see at once when one is far from what it should be.
+# **Build** a benchmark of copies to the GPU that finds the latency and the bandwidth of the link. **Why:** with these
+# two numbers you can predict every transfer in your program, and see at once when one is far slower than it should be.
 #
 # 20 minutes · difficulty ●●○
 #
@@ -102,13 +101,13 @@ print(f"{ms:.3f} ms, {2 * 1024**3 / ms / 1e9:.1f} TFLOP/s ({gpu.numbers})")
 # **`transfer_benchmark(sizes, pinned, device, timer)`**
 #
 # - `sizes`: numbers of bytes, ints, in any order
-# - `pinned`: `True`: from page-locked memory; `False`: from ordinary memory. Without effect where `device` is the CPU
-# - `device`: a `torch.device`: a GPU, with a number or without, or the CPU (then the copies are the host's own: a
+# - `pinned`: `True`: from page-locked memory; `False`: from ordinary memory. No effect if `device` is the CPU
+# - `device`: a `torch.device`: a GPU, with or without a number, or the CPU (then the copies stay on the host: a
 #   stand-in, to be labelled as such)
-# - `timer`: `timer(fn)` gives the time of `fn()` in milliseconds, the median of several runs after a warm-up
+# - `timer`: `timer(fn)` returns the time of `fn()` in milliseconds, the median of several runs after a warm-up
 #
-# Inside the clock there is one copy and nothing else: both buffers are made before, and the destination is used again.
-# A size that finds no room on the GPU or the host is left out; other errors pass through. No memory is held when the
+# The timed function makes one copy and does nothing else: both buffers are made before, and the destination is reused.
+# A size for which the GPU or the host has no room is left out; other errors pass through. No memory is held when the
 # function returns.
 #
 # Returns (ms, `latency_us`, `bandwidth_gbps`): a dict from size to milliseconds, in the order of `sizes`, and the two
@@ -155,26 +154,26 @@ gpulab.check.transfer_benchmark(transfer_benchmark)
 # %% benchmark-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A size in bytes is a tensor of `torch.uint8` with so many elements. `target.copy_(source, non_blocking=True)` copies into
-# a tensor that is there already. What must stand outside of the function that you give to `timer`?
+# A tensor of `torch.uint8` has as many elements as bytes. `target.copy_(source, non_blocking=True)` copies into an
+# existing tensor. What must be done outside the function that you pass to `timer`?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
 # Where can memory run out? On the GPU PyTorch raises `torch.OutOfMemoryError`. The host's allocator raises a plain
-# `RuntimeError` that speaks of memory. Leave that size out, and go on with the next.
+# `RuntimeError` whose message mentions memory. Leave that size out, and go on with the next.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Two unknowns, one row per size. Divide each row by its time, so that all sizes count alike: a matrix of `1 / t` and
-# `x / t`, and ones on the right-hand side, for `torch.linalg.lstsq`. The first unknown is a latency in ms, the second ms
-# per byte: turn it into 10⁹ bytes per second.
+# Two unknowns, one row per size. Divide each row by its time, so that all sizes count equally: a matrix of `1 / t` and
+# `x / t`, and ones on the right-hand side, for `torch.linalg.lstsq`. The first unknown is the latency in ms, the second
+# is ms per byte: convert it to 10⁹ bytes per second.
 #
 # </details>
 
 # %% benchmark-plot-text [markdown]
-# The plot is given. Both axes are logarithmic, or the three smaller sizes would lie on one point.
+# The plot is given. Both axes are logarithmic: otherwise the three smaller sizes would fall on one point.
 
 # %% benchmark-plot
 def plot(found):
@@ -210,9 +209,10 @@ guess.compare(round(latency * 1e-3 + 1e9 / bandwidth * 1e-6, 1), "virtual")
 plot(found)
 
 # %% benchmark-recorded-text [markdown]
-# A virtual GPU's copies lie on a line because its model is one: your function has found its two bandwidths. The latencies are
-# more than the link's (8 µs, the model assumes): one copy alone between two events waits for the host. Copies of a real GPU
-# have kinks. Give your function recorded times of a Quadro RTX 6000 in place of a timer, and see how far its line is off:
+# A virtual GPU's copies lie on a line because its model is a line: your function has found its two bandwidths. The
+# latencies are above the link's (the model assumes 8 µs), because a single copy between two events waits for the host.
+# Copy times on a real GPU have kinks. Give your function recorded times of a Quadro RTX 6000 in place of a timer, and
+# see how far off its line is:
 
 # %% benchmark-recorded tags=["needs-answer"]
 for kind in ("pinned", "pageable"):
@@ -226,19 +226,19 @@ for kind in ("pinned", "pageable"):
     print(f"at worst {worst:.0%} off a recorded time (recorded)")
 
 # %% benchmark-real [markdown]
-# On a real GPU, take out the line with `VirtualGPU`: the same two functions measure it.
+# On a real GPU, remove the line with `VirtualGPU`: the same two functions measure your GPU.
 
 # %% waits-text [markdown]
 # ## 3 · Find the hidden waits
 #
-# **Rewrite** an epoch so that the host never waits for the GPU before the last batch has been queued. **Why:** the loop below
-# is what most training scripts look like, and the host waits in it seven times for each batch, or eight.
+# **Rewrite** an epoch so that the host never waits for the GPU before the last batch has been queued. **Why:** most
+# training scripts look like the loop below, in which the host waits seven or eight times per batch.
 #
 # 20 minutes · difficulty ●●○
 
 # %% noisy
 def noisy_epoch(model, optimizer, batches):
-    """Train one epoch; return what was asked for. Do not change it: yours is compared with it."""
+    """Train one epoch, and return its statistics. Do not change it: yours is compared with it."""
     device = next(model.parameters()).device
     total, best, hard, correct, samples = 0.0, float("inf"), 0.0, 0, 0
     for x, y in batches:
@@ -270,7 +270,7 @@ def quiet_epoch(model, optimizer, batches):
     loss of a batch; "hard", the sum of all losses above 1; "correct", an int, how many predictions
     were right. No batch's graph is kept when the next one is computed.
     """
-    # TODO: keep on the GPU what noisy_epoch brings to the host, and read it once, after the loop
+    # TODO: keep on the GPU what noisy_epoch copies to the host, and read it once, after the loop
     ### BEGIN SOLUTION
     device = next(model.parameters()).device
     total, hard, correct = (torch.zeros((), device=device) for _ in range(3))
@@ -300,29 +300,30 @@ gpulab.check.hidden_syncs(quiet_epoch)
 # %% waits-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `torch.cuda.set_sync_debug_mode("warn")` names the lines of `noisy_epoch`. Two waits are copies, the others read a value,
-# or a size that depends on values. Set the mode back to `"default"` afterwards.
+# `torch.cuda.set_sync_debug_mode("warn")` names the lines of `noisy_epoch`. Two waits are copies; the others read a
+# value, or a size that depends on values. Set the mode back to `"default"` afterwards.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The batches are pinned; what does a copy need besides, to be asynchronous? A running sum can be a 0-dim tensor that is
-# made on the GPU, by `torch.zeros` or `torch.full`. And which function takes the smaller of two without an `if`?
+# The batches are pinned; what else does a copy need to be asynchronous? A running sum can be a 0-dim tensor made on the
+# GPU, by `torch.zeros` or `torch.full`. And which function takes the smaller of two tensors without an `if`?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `losses[losses > 1.0]` needs to know how many there are. `torch.where(losses > 1.0, losses, 0.0)` has the shape of
-# `losses`, whatever the values. At the end, `torch.stack([...]).tolist()` reads all of them with one wait; the
-# count comes back as a float among floats, so `int()`. Detach what you keep from batch to batch, or each graph stays.
+# The size of `losses[losses > 1.0]` depends on the values, so the host must wait for it.
+# `torch.where(losses > 1.0, losses, 0.0)` has the shape of `losses`, whatever the values. At the end,
+# `torch.stack([...]).tolist()` reads all of them with one wait; the count comes back as a float, so convert it with
+# `int()`. Detach what you keep from batch to batch, or every graph stays alive.
 #
 # </details>
 
 # %% prefetch-text [markdown]
 # ## 4 · Stretch: a prefetcher with a side stream
 #
-# **Build** a generator that copies the next batch while the present one is computed. **Why:** it hides the copies of any
-# training loop, and its three traps (a wait too few, a wait too many, memory given away too early) are those of all work
+# **Build** a generator that copies the next batch while the current one is in use. **Why:** it hides the copies of any
+# training loop, and its three traps (a missing wait, a needless wait, memory reused too early) are those of all work
 # with streams.
 #
 # 25 minutes · difficulty ●●●
@@ -331,16 +332,15 @@ gpulab.check.hidden_syncs(quiet_epoch)
 #
 # - `batches`: an iterable of (inputs, targets), tuples or lists of CPU tensors in pinned memory; it may be empty, and
 #   it may raise
-# - `device`: a CUDA device, the current one or another
+# - `device`: a CUDA device, current or not
 #
 # Yields (inputs, targets) on `device`, all of them, in order. The copy of batch i + 1 is queued before batch i is
-# yielded, and no more than that: at most one batch is taken ahead. Work that the caller queues in the stream that is
-# current for it starts when the batch has arrived, and does not wait for the next one. The caller may change that
-# stream between two batches, and finds its current stream and GPU as they were. The host never waits. The memory of a
-# batch is not used again before the caller's stream is done with it; no more than four batches lie on the GPU at a
-# time, and none in the end.
+# yielded, and no further ones: at most one batch is taken ahead. Work that the caller queues in its current stream
+# starts when the batch has arrived, and does not wait for the next one. The caller may change that stream between two
+# batches, and finds its current stream and GPU as they were. The host never waits. The memory of a batch is not reused
+# before the caller's stream is done with it; no more than four batches are on the GPU at a time, and none at the end.
 #
-# An exception of `batches` reaches the caller in its place: after the batches that came before it.
+# An exception from `batches` reaches the caller in its place: after the batches that came before it.
 
 # %% prefetch tags=["solution"]
 def prefetch(batches, device):
@@ -381,20 +381,20 @@ gpulab.check.prefetcher(prefetch)
 # %% prefetch-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The order of three things decides: the caller's stream waits for the side stream; the next copy is queued there; the
-# present batch is yielded. What happens if the first two change places?
+# The order of three things matters: the caller's stream waits for the side stream; the next copy is queued there; the
+# current batch is yielded. What happens if you swap the first two?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `with torch.cuda.stream(side):` belongs around the copies only. If the `yield` stands inside, the caller computes in
-# your stream. Ask for `torch.cuda.current_stream(device)` anew for each batch.
+# Put `with torch.cuda.stream(side):` around the copies only. If the `yield` is inside it, the caller computes in your
+# stream. Call `torch.cuda.current_stream(device)` again for each batch.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Each tensor that you yield needs `record_stream` with the caller's stream. For an exception: catch it where you take the
-# next batch, keep it, yield what you have, and raise it when its turn comes. `StopIteration` is the ordinary end.
+# Each tensor that you yield needs `record_stream` with the caller's stream. For an exception: catch it where you take
+# the next batch, keep it, yield the batch that you have, then raise it. `StopIteration` is the normal end.
 #
 # </details>
 
@@ -415,8 +415,9 @@ for work in (one_by_one, prefetched):
     print(f"{work.__name__:<11} {time_on_gpu(work, repeats=3, warm_up=1):.2f} ms ({gpu.numbers})")
 
 # %% prefetch-look [markdown]
-# One by one, copies and products add up; prefetched, the longer of the two counts. On a fast GPU either takes a tenth of a
-# millisecond, and the host that launches them sets the pace: there you need larger batches to see a gain.
+# One by one, the times of copies and products add up; with prefetching, only the longer of the two counts. On a fast
+# GPU each takes a tenth of a millisecond, and the host that launches them sets the pace: there you need larger batches
+# to see a gain.
 
 # %% done [markdown]
 # ## Done?

@@ -1,12 +1,12 @@
 # %% title [markdown]
 # # 04 · Exercises: memory
 #
-# A profiler, a prediction, a tracker that does not lie, and a round of golf: about 100 minutes. Each is checked
-# on your own code: run the check cell under it as often as you like. It draws fresh inputs every time, and when it fails
-# it says what it expected, what came back, and which section of [the lecture](../notebooks/04_memory.ipynb) to read.
+# A profiler, a prediction, a tracker that does not lie, and a round of golf: about 100 minutes. A check cell under each
+# tests your code: run it as often as you like. It draws new inputs every time, and when it fails it says what it
+# expected, what it got, and which section of [the lecture](../notebooks/04_memory.ipynb) to read.
 #
-# A cell that says *not attempted yet* is one you have not written. Everything after it still runs. The checks bring
-# virtual GPUs of their own, so they say the same on every machine.
+# A cell that says *not attempted yet* is one you have not written. Everything after it still runs. The checks run on
+# virtual GPUs of their own, so they give the same result on every machine.
 
 # %% setup
 import copy
@@ -23,34 +23,34 @@ gpu = gpulab.setup()
 # %% profiler-text [markdown]
 # ## 1 · What does this forward pass cost?
 #
-# **Build** a function that measures one forward pass: what it keeps, and how high memory rises meanwhile. **Why:**
-# activations are the bucket that no sum over parameters gives you, and half a dozen things can falsify the measurement.
+# **Build** a function that measures one forward pass: how much memory it keeps, and how high memory rises during it.
+# **Why:** activations are the one bucket that you cannot get by adding up parameters, and half a dozen things can
+# falsify the measurement.
 #
 # 25 minutes · difficulty ●●○
 #
-# On a GPU the allocator counts for you. On the CPU nobody counts, but autograd can be asked what it saves: that is an
-# estimate, and has to be called one.
+# On a GPU the allocator counts for you. On the CPU nothing does, but autograd can report what it saves: that is an
+# estimate, and must be labelled as one.
 #
 # **`profile_forward(model, inputs, grad=True)`**
 #
-# - `model`: an `nn.Module`, all of it on the device of `inputs`, each submodule in some mode; the modes stay as they
-#   are
+# - `model`: an `nn.Module`, all of it on the device of `inputs`; each submodule may be in either mode, and stays in it
 # - `inputs`: a tensor on any device: the CPU, or a GPU that need not be the current one
-# - `grad`: `True`: a pass that backward could follow, also if the caller is under `torch.no_grad()`; `False`: a pass
+# - `grad`: `True`: a pass that backward could follow, even if the caller is under `torch.no_grad()`; `False`: a pass
 #   under `torch.no_grad()`
 #
-# The dict, with floats in MiB (`2**20` bytes):
+# Returns a dict, with floats in MiB (`2**20` bytes):
 #
 # - `"source"`: `"allocator"` for a pass on a GPU, `"estimate"` for one on the CPU
-# - `"kept_mib"`: allocator: allocated after the pass, its output still alive, less allocated before it; estimate: the
-#   bytes of every storage that autograd saves, and of the output's; each storage once, and without those of parameters,
-#   buffers and inputs, which were there before
-# - `"peak_mib"`: allocator: the most that was allocated at any moment of the pass, less allocated before it; estimate:
-#   `None`, for nobody saw it
+# - `"kept_mib"`: allocator: the bytes allocated after the pass, its output still alive, less those before it; estimate:
+#   the bytes of every storage that autograd saves, and of the output's; each storage once, and without those of
+#   parameters, buffers and inputs, which existed before
+# - `"peak_mib"`: allocator: the most that was allocated at any moment of the pass, less what was allocated before it;
+#   estimate: `None`, since it was not measured
 #
-# What a first pass takes once and keeps, such as a workspace of cuBLAS, does not count. The line that is printed holds
-# `kept_mib` with two decimals, `"MiB"`, and the source. When the function returns, the GPU is idle, and nothing of the
-# pass is left in memory. An exception of the model passes through.
+# What only the first pass allocates and then keeps, such as a workspace of cuBLAS, does not count. The function prints
+# a line with `kept_mib` to two decimals, `"MiB"`, and the source. When the function returns, the GPU is idle, and
+# nothing of the pass is left in memory. An exception of the model passes through.
 
 # %% profile_forward tags=["solution"]
 def profile_forward(model, inputs, grad=True):
@@ -68,7 +68,7 @@ def profile_forward(model, inputs, grad=True):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in known:
                 storages[storage.data_ptr()] = storage.nbytes()
-            # the tensor itself would make a circle where a layer saves its own output
+            # returning the tensor itself makes a reference cycle if a layer saves its own output
             return tensor.detach()
 
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
@@ -100,14 +100,15 @@ gpulab.check.memory_profiler(profile_forward)
 # <details><summary>Hint 1</summary>
 #
 # Two passes on a GPU: one to warm up, one to measure. Ask yourself at each reading of `memory_allocated` which outputs
-# are alive just then. `output = model(inputs)` twice in a row holds the first output until the second has come.
+# are alive at that moment. `output = model(inputs)` twice in a row keeps the first output alive until the second
+# exists.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# All functions of `torch.cuda` that count take a device: `memory_allocated(device)`, `max_memory_allocated(device)`,
-# `reset_peak_memory_stats(device)`, `synchronize(device)`. Without one they mean the current GPU. For `grad` there is
-# `torch.set_grad_enabled(grad)`, a context manager.
+# All functions of `torch.cuda` that report memory take a device: `memory_allocated(device)`,
+# `max_memory_allocated(device)`, `reset_peak_memory_stats(device)`, `synchronize(device)`. Without one they mean the
+# current GPU. For `grad` there is `torch.set_grad_enabled(grad)`, a context manager.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -115,8 +116,8 @@ gpulab.check.memory_profiler(profile_forward)
 # On the CPU: `with torch.autograd.graph.saved_tensors_hooks(pack, unpack):` around the pass calls `pack(tensor)` for
 # everything that autograd saves. Put `storage.nbytes()` into a dict under `storage.data_ptr()`, where `storage` is
 # `tensor.untyped_storage()`, unless that address belongs to a parameter, a buffer or the inputs. `pack` has to return
-# something that `unpack` turns into the tensor again: return `tensor.detach()`, since a layer that saves its own output
-# would otherwise hold itself for ever.
+# something that `unpack` turns back into the tensor: return `tensor.detach()`, because a layer that saves its own
+# output would otherwise keep itself alive for ever.
 #
 # </details>
 
@@ -133,13 +134,13 @@ for batch in (256, 1024):
 # %% buckets-text [markdown]
 # ## 2 · Fill the buckets before the first step
 #
-# **Build** a function that predicts the bytes in each bucket of a training step. **Why:** "does it fit?" is answered
-# before the job is submitted, or after it has failed.
+# **Build** a function that predicts the bytes in each bucket of a training step. **Why:** the question “does it fit?”
+# should be answered before the job is submitted, not after it has failed.
 #
 # 15 minutes · difficulty ●●○
 #
 # Predict first: a model with 1,000,000 parameters in float32 is trained with AdamW under bfloat16 autocast. How many
-# bytes are weights, gradients and optimizer state together? (The answer stands in hint 1.)
+# bytes do weights, gradients and optimizer state take together? (The answer is in hint 1.)
 #
 # **`memory_buckets(model, inputs, optimizer='adamw', amp=False)`**
 #
@@ -149,7 +150,7 @@ for batch in (256, 1024):
 # - `optimizer`: `"sgd"` (without momentum), `"momentum"` (SGD with momentum) or `"adamw"`
 # - `amp`: `True`: the forward pass runs under autocast with bfloat16
 #
-# Returns a dict of ints, bytes as the tensors have them (not rounded by an allocator), each storage once:
+# Returns a dict of ints, the bytes of the tensors themselves (without an allocator's rounding), each storage once:
 #
 # - `"weights"`: the parameters
 # - `"buffers"`: the buffers, also those that `state_dict()` leaves out
@@ -164,7 +165,7 @@ def memory_buckets(model, inputs, optimizer="adamw", amp=False):
     """Predict the bytes in each bucket of a training step. Nothing is trained, and the
     model comes back as it was.
     """
-    # TODO: four buckets are arithmetic on parameters and buffers; for the fifth, run
+    # TODO: compute four buckets from parameters and buffers; for the fifth, run
     # the forward pass on a copy
     ### BEGIN SOLUTION
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -199,26 +200,27 @@ gpulab.check.memory_buckets(memory_buckets)
 # <details><summary>Hint 1</summary>
 #
 # 16,000,000: 4 bytes for the weight, 4 for the gradient, 8 for Adam's two moments. Autocast changes none of them: it
-# rounds copies for the forward pass, and those copies are activations. `model.parameters()` names a tied parameter
-# once.
+# makes rounded copies of the weights for the forward pass, and those copies count as activations. `model.parameters()`
+# yields a tied parameter once.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A frozen parameter is a weight, and has no gradient and no state. A gradient has the dtype of its parameter, and so has
-# each moment. `tensor.nbytes` is elements times bytes per element.
+# A frozen parameter is a weight, but has no gradient and no state. A gradient has the dtype of its parameter, and so
+# does each moment. `tensor.nbytes` is elements times bytes per element.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
 # For the activations use the hooks of exercise 1, on `copy.deepcopy(model)`: in training mode BatchNorm changes its
-# buffers in every forward pass. Parameters of the copy lie elsewhere than those of the model, so take the addresses that
-# do not count from the copy. Masks of dropout and indices of pooling come through the hooks by themselves.
+# buffers in every forward pass. The copy's parameters have other addresses than the model's, so take the addresses to
+# leave out from the copy. Dropout masks and pooling indices pass through the hooks anyway.
 #
 # </details>
 
 # %% buckets-try [markdown]
-# On the GPU your prediction can be held against the allocator, which rounds every tensor up to 512 bytes:
+# On the GPU you can compare your prediction with the allocator, which rounds every tensor up to a multiple of 512
+# bytes:
 
 # %% buckets-compare tags=["needs-answer"]
 def held(model, inputs):
@@ -239,9 +241,9 @@ if torch.cuda.is_available():
 # %% tracker-text [markdown]
 # ## 3 · Challenge: `GPUMemoryTracker`
 #
-# **Build** the context manager that tells how much GPU memory a stretch of code takes, and is right also when one stands
-# inside another. **Why:** PyTorch keeps *one* peak counter for each GPU, and every tracker has to reset it. One that only
-# resets and reads is wrong as soon as another stands inside it.
+# **Build** a context manager that tells how much GPU memory a piece of code takes, and is right even when one is nested
+# in another. **Why:** PyTorch keeps *one* peak counter per GPU, and every tracker has to reset it. A tracker that only
+# resets and reads is wrong as soon as another is nested in it.
 #
 # 45 minutes · difficulty ●●●
 #
@@ -253,38 +255,39 @@ if torch.cuda.is_available():
 # print(step.peak_memory_mb, forward.peak_memory_mb, forward.memory_delta_mb)
 # ```
 #
-# Begin with one block, and run the check. It plays scenes in no fixed order, each of them first with one block and then
-# with what else belongs to it (nested blocks, exceptions, several GPUs or none), and stops at the first that is wrong.
+# Begin with a single block, and run the check. It runs scenes in random order, each first with one block and then with
+# what else belongs to it (nested blocks, exceptions, several GPUs or none), and stops at the first that is wrong.
 #
-# Predict first: two naive trackers, one inside the other, reset the counter at entry and read it at exit. Memory reaches
-# 900 MiB before the inner block, 700 in it, and 600 after it. What does the outer one say? (Hint 2 answers.)
+# Predict first: two naive trackers, one inside the other, reset the counter at entry and read it at exit. Memory
+# reaches 900 MiB before the inner block, 700 MiB in it, and 600 MiB after it. What does the outer one report? (See hint
+# 2.)
 #
 # **`GPUMemoryTracker(device=None)`**
 #
-# - `device`: `None`: the GPU that is current at entry, also if another is current later; a number: that GPU; `"all"`:
-#   each
+# - `device`: `None`: the GPU that is current at entry, even if another is current later; a number: that GPU; `"all"`:
+#   every GPU
 #
 # After the block, as attributes or properties; MiB are `2**20` bytes, as in PyTorch's own messages:
 #
 # - `available`: `True` if there was a GPU at entry, else `False`
-# - `peak_by_gpu`: `{GPU number: MiB}`: the most that was allocated at any moment of the block, absolute
-# - `delta_by_gpu`: `{GPU number: MiB}`: allocated at the end less at entry; below 0 if the block freed memory
+# - `peak_by_gpu`: `{GPU number: MiB}`: the most that was allocated at any moment of the block, in absolute terms
+# - `delta_by_gpu`: `{GPU number: MiB}`: allocated at the end less allocated at entry; below 0 if the block freed memory
 # - `peak_memory_mb`: the sum of `peak_by_gpu`
 # - `memory_delta_mb`: the sum of `delta_by_gpu`
 # - `peak_above_entry_mb`: `peak_memory_mb` less what was allocated at entry
 #
 # What it promises:
 #
-# - `with ... as tracker` gives the tracker itself. What it said at the end of the block it says from then on.
-# - Inside the block a number is the one up to that moment, or reading it raises RuntimeError; before the first block
-#   reading one raises RuntimeError. A number that was not measured is never given.
-# - Trackers nest as deep as you like, on the same GPU or on others, in one thread or in several: none loses its peak.
-# - A tracker can be used again, and begins anew. Entering one whose block is open raises RuntimeError, and the open
-#   block goes on unharmed.
-# - An exception (OutOfMemoryError too) ends the block as its end does, and passes through.
-# - At entry and at exit each watched GPU is waited for, so that an error of a kernel comes out of its own block. The
-#   block has ended then, too; if it is the wait at entry that raises, the block has not begun. Which GPU is current
-#   stays as it was.
+# - `with ... as tracker` gives the tracker itself. Its values at the end of the block do not change afterwards.
+# - Inside the block a value covers the block up to that moment, or reading it raises RuntimeError; before the first
+#   block reading one raises RuntimeError. A number that was not measured is never returned.
+# - Trackers nest to any depth, on the same GPU or on others, in one thread or in several: none loses its peak.
+# - A tracker can be used again, and starts afresh. Entering one whose block is open raises RuntimeError, and the open
+#   block continues unharmed.
+# - An exception (OutOfMemoryError too) ends the block like its normal end, and passes through.
+# - At entry and at exit the tracker waits for each watched GPU, so that a kernel's error is raised by the block that it
+#   belongs to. That ends the block, too; if the wait at entry raises, the block has not begun. The current GPU stays
+#   current.
 # - Without a GPU nothing is measured and nothing raises: available is `False`, the numbers are 0.0, the dicts empty.
 
 # %% tracker tags=["solution"]
@@ -294,15 +297,15 @@ class GPUMemoryTracker:
     """
 
     def __init__(self, device=None):
-        # TODO: keep the device. Nothing is read or reset yet
+        # TODO: keep the device. Read and reset nothing yet
         ### BEGIN SOLUTION
         self.device = device
         self._entry = None  # bytes at entry by GPU; None before the first block
         ### END SOLUTION
 
     def __enter__(self):
-        # TODO: refuse a second entry. Find the GPUs, wait for them. Who needs their
-        # counters before you reset them?
+        # TODO: refuse a second entry. Find the GPUs, wait for them. Which trackers must read
+        # the counters before you reset them?
         ### BEGIN SOLUTION
         if self in self._open:
             raise RuntimeError(
@@ -321,8 +324,8 @@ class GPUMemoryTracker:
         ### END SOLUTION
 
     def __exit__(self, kind, error, trace):
-        # TODO: wait, read, close, in any case. Then the values: attributes that
-        # you set here, or properties
+        # TODO: wait, read and close, whatever happens. Then the values: attributes that you
+        # set here, or properties
         ### BEGIN SOLUTION
         try:
             for gpu in self._entry:
@@ -377,36 +380,35 @@ gpulab.check.memory_tracker(GPUMemoryTracker)
 # <details><summary>Hint 1</summary>
 #
 # One block first. At entry: `reset_peak_memory_stats(gpu)`, and note `memory_allocated(gpu)`. At exit: read
-# `max_memory_allocated(gpu)` and `memory_allocated(gpu)`, and keep them. Use dicts by GPU number from the beginning,
-# `{gpu: bytes}`: then one GPU, all GPUs and none are the same code, and no GPU is the empty dict.
+# `max_memory_allocated(gpu)` and `memory_allocated(gpu)`, and keep them. Use dicts by GPU number from the start,
+# `{gpu: bytes}`: then the same code serves one GPU, all GPUs and none, where the dict is empty.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# It says 700: entering the inner tracker reset the counter, with the 900 in it, which nobody had written down. Had the
-# inner one reset it at its exit too, the outer one would say 600. So: who has to write down what, before each reset? Go
-# through three trackers inside each other with a pencil.
+# It reports 700: entering the inner tracker reset the counter, and the 900 in it was never recorded. If the inner one
+# also reset it at its exit, the outer one would report 600. So which tracker has to record what before each reset? Work
+# through three nested trackers on paper.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
 # Let the class (not the instance) hold a list of the trackers whose blocks are open. Whenever one enters or leaves, and
-# before any reset, go through that list: each takes, for each of its own GPUs, the larger of its peak so far and
-# `max_memory_allocated(gpu)`. An exit needs no reset of its own. `__exit__` gets `(kind, error, trace)`, has to take the
-# tracker off the list whatever happens (`try`, `finally`), and returns False.
+# before any reset, go through that list: each tracker takes, for each of its own GPUs, the larger of its peak so far
+# and `max_memory_allocated(gpu)`. An exit needs no reset. `__exit__` gets `(kind, error, trace)`, must remove the
+# tracker from the list whatever happens (`try`, `finally`), and returns False.
 #
 # For GPU numbers: `torch.cuda.current_device()` and `range(torch.cuda.device_count())`, if `torch.cuda.is_available()`.
 #
 # </details>
 
 # %% tracker-try [markdown]
-# Your tracker at work: a training step, and inside it the forward pass. The highest moment of the step is not where the
-# forward pass ends. (Up to PyTorch 2.14 the first backward pass also takes a workspace of cuBLAS, which stays: 8 MiB, on Hopper
-# 32.)
+# Your tracker at work: a training step, and inside it the forward pass. Memory does not peak where the forward pass
+# ends. (Up to PyTorch 2.14 the first backward pass also takes a workspace of cuBLAS, which stays: 8 MiB, on Hopper 32.)
 #
-# Two limits that no such tracker escapes: the counter is one for the process, so what other threads allocate meanwhile
-# counts too; and with `PYTORCH_ALLOC_CONF=backend:cudaMallocAsync` the driver's own allocator keeps the counts, without
-# rounding to 512 bytes.
+# Two limits hold for any such tracker: the process has a single counter per GPU, so what other threads allocate
+# meanwhile counts too; and with `PYTORCH_ALLOC_CONF=backend:cudaMallocAsync` the driver's own allocator keeps the
+# counts, without rounding to 512 bytes.
 
 # %% tracker-step tags=["needs-answer"]
 x = torch.randn(1024, 512, device=device)
@@ -426,12 +428,12 @@ for name in ("first step", "second step"):
 # %% golf-text [markdown]
 # ## 4 · Stretch: golf, out of memory with next to nothing alive
 #
-# **Build** a GPU on which 2 GiB cannot be had, though nearly all of it is free. **Why:** whoever has caused
-# fragmentation once recognises it in a message, and the allocator's rules stay in mind.
+# **Fragment** a GPU so that a request for 2 GiB fails, though nearly all of its memory is free. **Why:** once you have
+# caused fragmentation, you recognise it in an error message and remember the allocator's rules.
 #
-# 15 minutes · difficulty ●●● · the score is what is alive, and less is better
+# 15 minutes · difficulty ●●● · the score is the memory still alive: less is better
 #
-# First a question, on the two numbers that the game is played with:
+# First a question, on the two numbers of this game:
 
 # %% allocated-question
 gpulab.quiz(4, "allocated-reserved")
@@ -441,14 +443,13 @@ def fragment():
     """Leave an empty GPU so that torch.empty(2 * 2**30, dtype=torch.uint8,
     device="cuda") runs out of memory.
 
-    It is played on a virtual T4 that knows shapes only, so a tensor of 2 GiB costs your
-    machine nothing. torch.cuda.mem_get_info() gives the bytes that are free and all there
-    are. Allowed: making and deleting tensors on "cuda", in whatever order and stream. Not
-    allowed: limits and settings.
+    It runs on a virtual T4 that keeps shapes only, so a tensor of 2 GiB costs your machine nothing.
+    torch.cuda.mem_get_info() returns the free bytes and the total. Allowed: making and deleting
+    tensors on "cuda", in any order and stream. Not allowed: limits and settings.
 
     Returns the list of the tensors that are to stay alive; everything else must be gone. Par is 16
     MiB of torch.cuda.memory_allocated(). A good round needs about 8 MiB, a very good one about 4,
-    and the record of the authors stands at 1.0005.
+    and the authors' record is 1.0005.
     """
     # TODO: fill the GPU with large segments, and leave one small live block in each
     ### BEGIN SOLUTION
@@ -461,7 +462,7 @@ def fragment():
 
     while torch.cuda.mem_get_info()[0] >= large:
         take(large)  # a new segment of 2 GiB, free again at once
-        # the only free block that is large enough: it goes to the front of the segment
+        # the only free block that is large enough: the tensor goes to the front of the segment
         alive.append(take(small))
         # the rest is taken, so that the next one cannot go there
         fillers.append(take(large - small))
@@ -475,31 +476,32 @@ gpulab.check.oom_golf(fragment)
 # %% golf-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A segment goes back to the driver when nothing in it is alive, and PyTorch does so before it gives up. A live block of
-# any size keeps its whole segment. What can such a segment serve? Every free block in it, each by itself.
+# PyTorch returns a segment to the driver only if nothing in it is alive, and does so before it gives up. A live block
+# of any size keeps its whole segment. Which requests can such a segment serve? Only those that fit one of its free
+# blocks.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Requests up to 1 MiB go to segments of 2 MiB, those up to 10 MiB to segments of 20 MiB if no free block will do, larger
-# ones to segments of their own size. So a large segment is got by a large tensor. Delete it, and its segment is one free
-# block, out of which the next request above 1 MiB is cut.
+# Requests up to 1 MiB go to segments of 2 MiB, those below 10 MiB to segments of 20 MiB if no free block is large
+# enough, larger ones to segments of their own size. So you get a large segment by making a large tensor. Delete it, and
+# its segment is one free block, from which the next request above 1 MiB is cut.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The allocator takes the *smallest* free block that is large enough: with the rest of the first segment lying free, the
-# second small tensor would go there too. Keep each rest busy with a filler until the end, then let all fillers go. Stop
+# The allocator takes the *smallest* free block that is large enough: if the rest of the first segment is free, the
+# second small tensor goes there too. Fill each rest with a filler tensor until the end, then delete all fillers. Stop
 # when `torch.cuda.mem_get_info()[0]` is below 2 GiB.
 #
-# Below 7 MiB: a small block in the *middle* of a segment cuts it into two. At the record: what does a free block of
-# another stream count for?
+# Below 7 MiB: a small block in the *middle* of a segment cuts it into two. For the record: what is a free block of
+# another stream worth?
 #
 # </details>
 
 # %% golf-score [markdown]
-# Your score, and the message that a victim of your round reads. What it says of reserved and unallocated memory is how
-# fragmentation looks from outside:
+# Your score, and the error message that your fragmentation causes. What it says about reserved but unallocated memory
+# is how fragmentation looks from outside:
 
 # %% golf-try tags=["needs-answer"]
 with gpulab.VirtualGPU("T4", compute=False):

@@ -1,9 +1,9 @@
 # %% title [markdown]
 # # 05 · Exercises: out of memory
 #
-# Three functions, about an hour. Each is checked on your own code: run the check cell under it as often as you like. It
-# draws fresh inputs, runs your function on a small virtual GPU of its own, and when it fails it says what it expected,
-# what came back, and which section of [the lecture](../notebooks/05_out_of_memory.ipynb) to read.
+# Three functions, about an hour. A check cell under each tests your code: run it as often as you like. It draws new
+# inputs, runs your function on a small virtual GPU of its own, and when it fails it says what it expected, what it got,
+# and which section of [the lecture](../notebooks/05_out_of_memory.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
 
@@ -23,8 +23,8 @@ device = gpu.device
 # %% leak-text [markdown]
 # ## 1 · Find the leak
 #
-# **Repair** the loop below, so that it returns the same and its memory does not grow. **Why:** these are leaks that
-# train well for an hour.
+# **Repair** the loop below so that it returns the same results and its memory does not grow. **Why:** with leaks like
+# these, training runs well for an hour before it fails.
 #
 # 20 minutes · difficulty ●●○
 #
@@ -56,7 +56,7 @@ live = []
 
 
 def make_batches(count):
-    """Batches made when they are asked for; notes what is alive by then."""
+    """Make each batch when it is asked for, and record what is allocated by then."""
     for _ in range(count):
         live.append(torch.cuda.memory_allocated(device))
         yield torch.randn(512, 256, device=device), torch.randn(512, 64, device=device)
@@ -68,12 +68,12 @@ print(f"a step leaves {(live[5] - live[2]) // 3:,} bytes more ({gpu.numbers})")
 
 # %% train tags=["solution"]
 def train(model, optimizer, batches, held_out):
-    """Train for one epoch, as train_leaky does, with live memory that does
-    not grow from step to step.
+    """Train for one epoch, as train_leaky does, with live memory that does not grow from step to
+    step.
 
-    model, optimizer   on the GPU; the model has dropout, is in training mode and stays so
-    batches            gives pairs (x, y) on the GPU, each made when it is
-                       asked for; take one at a time
+    model, optimizer   on the GPU; the model has dropout, is in training mode and stays in it
+    batches            yields pairs (x, y) on the GPU, each made when it is asked for; take one at a
+                       time
     held_out           a pair (x, y) on the GPU
 
     Returns three lists with one entry for each batch: losses, floats: the mse loss of the batch;
@@ -107,61 +107,61 @@ gpulab.check.memory_leak(train)
 # %% leak-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# All three leak, each in another way. Take two of the three `append` lines out, run the leaky loop, and read the growth:
-# then you know how many bytes belong to which.
+# All three leak, each in a different way. Remove two of the three `append` lines, run the leaky loop, and read the
+# growth: so you find the bytes of each leak.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# 131,072 bytes are 512 × 64 numbers, the outputs of a batch. 524,288 bytes are 512 × 256 numbers, a whole batch. What
-# remains is what a forward pass of the held-out data saves for a backward that never comes.
+# 131,072 bytes are 512 × 64 float32 numbers, the outputs of a batch. 524,288 bytes are 512 × 256 numbers, the inputs of
+# a batch. What remains is what a forward pass of the held-out data saves for a backward that never comes.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# A number from `.item()` holds nothing. `x[i]` is a view, before and after `detach()`; `.cpu()` makes a copy of the row
-# elsewhere. `eval()` does not stop the graph; which context manager does?
+# A number from `.item()` holds nothing. `x[i]` is a view, before and after `detach()`; `.cpu()` copies the row to the
+# host. `eval()` does not keep autograd from building a graph; which context manager does?
 #
 # </details>
 
 # %% message-text [markdown]
 # ## 2 · Read the message
 #
-# **Build** a reader of out-of-memory messages: the figures in bytes, and the remedy that they call for. **Why:** most
-# answers to “I get this error, what now?” stand in the error.
+# **Build** a parser of out-of-memory messages: it returns the figures in bytes, and the remedy that they call for.
+# **Why:** most answers to “I get this error, what now?” are in the message itself.
 #
 # 25 minutes · difficulty ●●●
 #
-# First a question, to be sure what the first number is:
+# First a question, to be clear about the first number:
 #
 # **`read_oom(message)`**
 #
 # - `tried`, `capacity`, `free`, `allocated`, `cached`: the figures that belong to every message; `cached` is what is
 #   reserved but unallocated
-# - `process`: what “this process” has in use. In a container it has no such line: yours is the smallest of the “Process
-#   123 has …” that is at least allocated + cached. A figure above the capacity is none
+# - `process`: what “this process” has in use. In a container the message has no such line: yours is the smallest of the
+#   “Process 123 has …” that is at least allocated + cached. A figure above the capacity counts as `None`
 # - `allowed`: the limit on this process (“… allowed;”)
 # - `pools`: what is “allocated in private pools”
-# - `others`: what other processes hold, from the figures; less than 64 MiB counts as 0, since the figures are rounded.
-#   `None` without `process`
+# - `others`: what other processes hold, computed from the figures; less than 64 MiB counts as 0, since the figures are
+#   rounded. `None` without `process`
 # - `tensor`: (smallest, largest): the sizes of a tensor for which PyTorch tries a segment like this one. Give the lower
 #   bound itself as the smallest, `2**20` for 20 MiB; only for 2 MiB it is 1, as no tensor has 0 bytes
-# - `need`: what live tensors would take if the request had succeeded, at the least. What is in pools is not live
+# - `need`: the least that live tensors would take if the request had succeeded. What is in pools is not live
 # - `remedy`: "smaller request", "raise the limit", "expandable segments", "end the other process", "free tensors" or
-#   `None`, by the table *Which cause is it?*
+#   `None`, from the table *Which cause is it?*
 #
-# Raises ValueError, with the names of what is missing, where one of the first five is not found: other versions and
-# allocators have messages of other forms.
+# Raises ValueError, with the names of what is missing, if one of the first five is not found: other versions and
+# allocators word their messages differently.
 
 # %% message-question
 gpulab.quiz(5, "twenty")
 
 # %% read_oom tags=["solution"]
 def read_oom(message):
-    """What an out-of-memory message says, as a dictionary. Sizes are in bytes; None is
-    for what it does not say.
+    """What an out-of-memory message says, as a dictionary. Sizes are in bytes; None is for what it
+    does not say.
     """
-    # TODO: find each figure by the words around it; the rest follows from them
+    # TODO: find each figure by the words around it; compute the rest from the figures
     ### BEGIN SOLUTION
     units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -222,15 +222,16 @@ gpulab.check.oom_message(read_oom)
 # %% message-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Every figure is a number, a blank and one of four units: `([\d.]+) (bytes|KiB|MiB|GiB)`. What differs is the words
-# before or after it. Other processes may have a line of their own, before yours or after it: do not take theirs for
-# yours. `re.findall` gives all of them.
+# Every figure is a number, a space and one of four units: `([\d.]+) (bytes|KiB|MiB|GiB)`. Only the words before or
+# after it differ. Other processes may have lines of their own, before yours or after it: do not confuse them with
+# yours. `re.findall` returns all matches.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Capacity = free + this process + others. For `tensor`: up to 1 MiB a segment of 2 MiB is tried, from there to below
-# 10 MiB one of 20 MiB, from 10 MiB on the size rounded up to 2 MiB. Two ways lead to 20 MiB.
+# Capacity = free + this process + others. For `tensor`: for up to 1 MiB PyTorch tries a segment of 2 MiB, from there to
+# below 10 MiB one of 20 MiB, from 10 MiB on the size rounded up to a multiple of 2 MiB. So there are two ways to get 20
+# MiB.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -242,8 +243,8 @@ gpulab.check.oom_message(read_oom)
 # </details>
 
 # %% message-try-text [markdown]
-# Try it on a GPU that is filled with tensors of 3 MiB. Is the remedy what you expected? Six of them fit into a segment of
-# 20 MiB, and 2 MiB of each segment stay.
+# Try it on a GPU that is filled with tensors of 3 MiB. Is the remedy what you expected? Six of them fit into a segment
+# of 20 MiB, and 2 MiB of each segment remain unused.
 
 # %% message-try tags=["needs-answer"]
 with gpulab.VirtualGPU("T4", compute=False):
@@ -259,7 +260,7 @@ print(f"remedy: {read['remedy']}")
 # ## 3 · The largest batch, and nothing left behind
 #
 # **Build** a search for the largest batch with which training fits. **Why:** everybody needs one, and most home-made
-# ones find too little, find too much, or change the model on the way.
+# ones find a batch that is too small or too large, or change the model on the way.
 #
 # 25 minutes · difficulty ●●●
 #
@@ -269,20 +270,21 @@ print(f"remedy: {read['remedy']}")
 # **`largest_batch(model, optimizer, loss_of, most)`**
 #
 # - `model`: an `nn.Module` on the GPU, in training mode, with BatchNorm and dropout; its gradients are `None`
-# - `optimizer`: over its parameters; it may or may not have its state already
-# - `loss_of`: `loss_of(batch)` draws a batch of so many samples, runs the model, and returns the loss, a 0-dim tensor.
-#   It raises `torch.OutOfMemoryError` where there is no room; other errors are not yours to catch
+# - `optimizer`: over its parameters; it may or may not have state already
+# - `loss_of`: `loss_of(batch)` draws a batch of that many samples, runs the model, and returns the loss, a 0-dim
+#   tensor. It raises `torch.OutOfMemoryError` if there is no room; do not catch any other error
 # - `most`: at least 1
 #
-# An attempt may be slow: halve the interval, do not walk it. Afterwards all is as it was: parameters, buffers, the
-# optimizer's state, no gradients, the random generators of CPU and GPU, and the memory that live tensors take.
+# An attempt may be slow: bisect the interval, do not step through it. Afterwards everything is as before: parameters,
+# buffers, the optimizer's state, no gradients, the random generators of CPU and GPU, and the memory that live tensors
+# take.
 
 # %% largest_batch tags=["solution"]
 def largest_batch(model, optimizer, loss_of, most):
     """The largest batch size from 1 to `most` with which training fits on the
     GPU; 0 if not even 1 does.
     """
-    # TODO: keep what an attempt changes, on the host; bisect; put everything back
+    # TODO: keep a copy on the host of what an attempt changes; bisect; restore everything
     ### BEGIN SOLUTION
     def to_host(value):
         if isinstance(value, torch.Tensor):
@@ -294,7 +296,7 @@ def largest_batch(model, optimizer, loss_of, most):
     weights, state = to_host(model.state_dict()), to_host(optimizer.state_dict())
 
     def fits(batch):
-        torch.cuda.empty_cache()  # or segments of a larger attempt take the room of this one
+        torch.cuda.empty_cache()  # else cached segments of a larger attempt waste room
         try:
             for _ in range(2):
                 optimizer.zero_grad()
@@ -329,15 +331,15 @@ gpulab.check.batch_search(largest_batch)
 # <details><summary>Hint 2</summary>
 #
 # `model.state_dict()` has parameters *and* buffers, `optimizer.state_dict()` the moments. Their tensors are the live
-# ones: a copy must be made, and a copy on the GPU takes room from the attempts.
+# ones, so you must copy them; and a copy on the GPU takes room from the attempts.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Three calls that are easy to miss: `torch.cuda.empty_cache()` before each attempt, `torch.random.fork_rng()` around all
-# of them, `optimizer.zero_grad()` after the last one, whether it failed or not. If you load your copy of the optimizer's
-# state more than once, load a copy of the copy: `load_state_dict` takes over Adam's step counts as they are, and the
-# next step counts on in yours.
+# Three calls that are easy to miss: `torch.cuda.empty_cache()` before each attempt, `torch.random.fork_rng()` around
+# all of them, `optimizer.zero_grad()` after the last one, whether it failed or not. If you load your copy of the
+# optimizer's state more than once, load a copy of the copy: `load_state_dict` uses Adam's step-count tensors as they
+# are, and the next step increments them in your copy.
 #
 # </details>
 

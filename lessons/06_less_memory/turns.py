@@ -27,7 +27,7 @@ def in_segments(answer: Any) -> None:
         if set(calls) == {2} and low / peak > 0.9:
             raise AsGiven(f"{share} of that without checkpointing: one segment")
         again = sum(count > 1 for count in calls)
-        likely = f"{again} of 8 blocks are computed again, too many at once" if again else "no block is computed again"
+        likely = f"{again} of 8 blocks are computed again, too many at once" if again else "no block is recomputed"
         raise NotYet(share, expected="less than 60 %", likely=f"{likely}; one `checkpoint` around each block")
     for number, (mine, right) in enumerate(zip(got, wanted, strict=True)):
         if mine is None:

@@ -1,12 +1,12 @@
 # %% title [markdown]
 # # 07 · Exercises: mixed precision
 #
-# Three exercises, about an hour. Each is checked on your own code: run the check cell under it as often as you
-# like. It draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section
-# of [the lecture](../notebooks/07_mixed_precision.ipynb) to read.
+# Three exercises, about an hour. A check cell under each tests your code: run it as often as you like. It draws new
+# inputs every time, and when it fails it says what it expected, what it got, and which section of
+# [the lecture](../notebooks/07_mixed_precision.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs. Your code needs no
-# GPU: the checks bring a virtual one where they need it.
+# GPU: the checks start a virtual one where they need it.
 
 # %% setup
 import copy
@@ -32,30 +32,31 @@ gpulab.quiz(7, "why-accurate")
 # %% compare-text [markdown]
 # ## 1 · A comparison that can be believed
 #
-# **Build** a function that trains the same network in several precisions, and measures time, memory, losses and
-# skipped steps of each. **Why:** most numbers about mixed precision come from a benchmark with a fault in it, and you
-# have just seen how different the right ones are.
+# **Build** a function that trains the same network in several precisions, and measures time, memory, losses and skipped
+# steps of each. **Why:** most published numbers about mixed precision come from a benchmark with an error in it, and
+# the lecture has shown how different the right ones are.
 #
 # 25 minutes · difficulty ●●●
 #
-# There are nine faults to avoid: another start for each run, warm-up in the time, a clock that does not wait, a peak
-# that is not this run's, a model that is still there from the run before, a baseline that is secretly TF32, fp16
-# without a scaler, a forward pass without the loss in it, and settings that stay changed.
+# There are nine errors to avoid: different initial weights for each run, warm-up in the time, a clock that does not
+# wait, a peak from another run, a model still in memory from the run before, a baseline that is secretly TF32, fp16
+# without a scaler, autocast around the model but not the loss, and settings that stay changed.
 #
 # **`compare_precisions(make_model, loss_fn, x, y, steps, warm_up)`**
 #
 # - `make_model`: `make_model()` returns a new `nn.Module` on the CPU, in float32 and in training mode, with random
 #   weights
 # - `loss_fn`: `loss_fn(outputs, targets)` returns a 0-dim tensor
-# - `x`, `y`: the one batch to train on, on the device to train on: the CPU, or the current GPU; do not change them
+# - `x`, `y`: the one batch to train on, already on the device to train on: the CPU, or the current GPU; do not change
+#   them
 # - `steps`: the training steps that count
-# - `warm_up`: further steps, before them, at least one: they train too, but are in neither `ms` nor `losses`
+# - `warm_up`: further steps, before them, at least one: they train too, but count in neither `ms` nor `losses`
 #
 # On a GPU the precisions are `"fp32"`, `"fp16"` (with a gradient scaler) and `"bf16"`; on the CPU `"fp32"` and
-# `"bf16"`. The 16-bit ones are by autocast around model and loss; backward is outside. Every run trains a model with
-# the same first weights, in training mode, with `torch.optim.SGD`, `lr=0.01`. When it begins, nothing of another run is
-# on the GPU, and nothing stays there in the end. `"fp32"` is without TF32, in matrix products and in convolutions;
-# afterwards these settings are as before the call, also if `loss_fn` raises, whose exception comes out.
+# `"bf16"`. The 16-bit ones use autocast around model and loss; backward is outside. Every run trains a model with the
+# same initial weights, in training mode, with `torch.optim.SGD`, `lr=0.01`. When it begins, nothing of another run is
+# on the GPU, and nothing stays there at the end. `"fp32"` is without TF32, in matrix products and in convolutions;
+# afterwards these settings are as before the call, even if `loss_fn` raises; its exception passes through.
 #
 # Returns a dict `{precision: row}`; each row is a dict with
 #
@@ -129,28 +130,28 @@ gpulab.check.precision_comparison(compare_precisions)
 # %% compare-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Write a function for *one* run, with a model and a dtype. What it makes is gone when it returns, and so the next run
-# has the GPU to itself. `enabled=` of autocast and of the scaler makes one loop serve all three.
+# Write a function for *one* run, with a model and a dtype. Everything it makes is freed when it returns, so the next
+# run has the GPU to itself. With `enabled=` of autocast and of the scaler, one loop serves all three precisions.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The GPU is behind the host. Either wait for it twice, before the clock starts (the warm-up may still be running) and
-# before it is read; or record two `torch.cuda.Event(enable_timing=True)`. Reset the peak at the start of each run.
-# `copy.deepcopy(model)` gives every run the same start.
+# The GPU runs behind the host. Either wait for it twice, before you start the clock (the warm-up may still be running)
+# and before you read it; or record two `torch.cuda.Event(enable_timing=True)`. Reset the peak at the start of each run.
+# `copy.deepcopy(model)` gives every run the same initial weights.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
 # Skipped: either the scale is smaller after `scaler.update()` than before, or the optimizer's `step` did not run
-# (`optimizer.register_step_post_hook` can count). TF32: read both `allow_tf32` first, set both to False in a `try`, and
-# put them back in `finally`.
+# (`optimizer.register_step_post_hook` can count). TF32: read both `allow_tf32` settings first, set both to False in a
+# `try`, and restore them in `finally`.
 #
 # </details>
 
 # %% compare-use-text [markdown]
-# Now use it on a simple network: 100 steps at two batch sizes. “Twice as fast with half of the memory”? Predict first: at
-# which of these batches is fp16 slower than fp32 on your GPU?
+# Now use it on a simple network: 100 steps at two batch sizes. “Twice as fast with half the memory”? Predict first: at
+# which of these batch sizes is fp16 slower than fp32 on your GPU?
 
 # %% compare-use tags=["needs-answer"]
 def make_net():
@@ -171,21 +172,23 @@ for batch in (8, 256):
         )
 
 # %% compare-use-answer [markdown]
-# On the virtual T4, by its clock: at both. A slow-down is a valid result. This network is far too small to fill the GPU; casts,
-# scaling and the search for `inf` are kernels of their own, and a GPU that waits for the host gains nothing from faster
-# products. The peak falls by some per cent at best, as parameters, gradients and cuBLAS's workspace do not shrink.
+# On the virtual T4, by its clock: at both. A slow-down is a valid result. This network is far too small to fill the
+# GPU; casts, scaling and the search for `inf` are extra kernels, and a GPU that waits for the host gains nothing from
+# faster matrix products. The peak falls by a few per cent at best, because parameters, gradients and cuBLAS's workspace
+# do not shrink.
 
 # %% step-text [markdown]
 # ## 2 · One step, in the right order
 #
-# **Build** a training step with autocast, scaler, clipping and a schedule. **Why:** it is nine lines, most tutorials have
-# one of them in the wrong place, and a skipped step must not advance what counts steps.
+# **Build** a training step with autocast, scaler, clipping and a schedule. **Why:** it takes nine lines, most tutorials
+# put one of them in the wrong place, and a skipped step must not advance the schedule.
 #
 # 15 minutes · difficulty ●●○
 #
 # **`train_step(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)`**
 #
-# - `model`, `optimizer`: the model is on the device of x, in float32; gradients that the caller left do not count
+# - `model`, `optimizer`: the model is on the device of x, in float32; gradients that the caller left in `.grad` do not
+#   count
 # - `scaler`: a `torch.amp.GradScaler` for that device; it may be switched off (`enabled=False`, for bf16)
 # - `scheduler`: a learning-rate schedule that counts updates of the weights
 # - `loss_fn`: `loss_fn(outputs, targets)` returns a 0-dim tensor
@@ -223,13 +226,13 @@ gpulab.check.amp_step(train_step)
 # %% step-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The device of autocast is `x.device.type`. Model *and* loss stand in its block, and nothing else.
+# Autocast's device is `x.device.type`. Put model *and* loss into its block, and nothing else.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# After `scaler.scale(loss).backward()` the gradients are multiplied by the scale. `max_norm` is meant for the true
-# ones.
+# After `scaler.scale(loss).backward()` the gradients are multiplied by the scale. `max_norm` applies to the true
+# gradients.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -243,36 +246,36 @@ gpulab.check.amp_step(train_step)
 # ## 3 · A loss scaler of your own
 #
 # **Build** the dynamic loss scaler: what `torch.amp.GradScaler` does, in thirty lines. **Why:** after this, no skipped
-# step and no odd scale in a log will puzzle you.
+# step and no strange scale in a log will puzzle you.
 #
 # 20 minutes · difficulty ●●●
 #
-# The check takes yours and PyTorch's through the same random traces.
+# The check runs yours and PyTorch's on the same random sequences of gradients.
 #
 # **`LossScaler(init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)`**
 #
 # `LossScaler(init_scale, growth_factor, backoff_factor, growth_interval)`, then in every iteration:
 #
 # - `scale(loss)`: returns the loss times the scale, with its graph
-# - `unscale_(optimizer)`: divides the gradients of all the optimizer's parameters by the scale, in place, and notes
-#   whether one of their elements is inf or NaN. The caller may leave it out.
+# - `unscale_(optimizer)`: divides the gradients of all the optimizer's parameters by the scale, in place, and records
+#   whether any element is inf or NaN. The caller may leave it out.
 # - `step(optimizer)`: calls `unscale_` unless that was done since the last update; then `optimizer.step()`, unless an
 #   inf or NaN was found
 # - `update()`: after inf or NaN: multiplies the scale by `backoff_factor`. After `growth_interval` good iterations in a
-#   row: by `growth_factor`, and counts anew. Ends the iteration.
+#   row: by `growth_factor`, and restarts the count. Ends the iteration.
 # - `get_scale()`: the scale, a float
 #
-# One optimizer, gradients in float32 on the CPU or a GPU, as the loss is; a parameter may have no gradient (`.grad` is
-# `None`), and keeps none. Scale and gradients have no floor and no ceiling but those of float32.
+# There is one optimizer; loss and gradients are float32, on the CPU or a GPU; a parameter may have no gradient (`.grad`
+# is `None`), and then gets none. Scale and gradients have no lower or upper limit but those of float32.
 
 # %% LossScaler tags=["solution"]
 class LossScaler:
-    """A dynamic loss scaler, as torch.amp.GradScaler is one."""
+    """A dynamic loss scaler like torch.amp.GradScaler."""
 
     def __init__(
         self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000
     ):
-        # TODO: keep these four numbers, a count of good steps and what is known of this iteration;
+        # TODO: store these four numbers, a count of good steps and the state of this iteration;
         # then write the five methods
         ### BEGIN SOLUTION
         self.current, self.growth_factor = float(init_scale), growth_factor
@@ -317,19 +320,19 @@ gpulab.check.loss_scaler(LossScaler)
 # %% scaler-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Four attributes come from the caller, one is a count of good steps, and two flags belong to an iteration: was
-# `unscale_` called, and was an overflow found. `update` clears the flags.
+# Four attributes come from the caller, one counts good steps, and two flags belong to an iteration: was `unscale_`
+# called, and was an overflow found? `update` clears the flags.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# All parameters: a loop over `optimizer.param_groups`, and in it over `group["params"]`. One element in one of them is
-# enough. `torch.isfinite` finds inf, −inf and NaN.
+# For all parameters, loop over `optimizer.param_groups`, and in it over `group["params"]`. One bad element in any of
+# them is enough. `torch.isfinite` finds inf, −inf and NaN.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The count is of good steps *in a row*: two things set it back to 0.
+# It counts good steps *in a row*: two events reset it to 0.
 #
 # </details>
 

@@ -1,8 +1,8 @@
 # %% title [markdown]
 # # 08 · Exercises: gradient accumulation
 #
-# Four functions, about an hour. Each is checked on your own code: run the check cell under it as often as you like. It
-# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
+# Four functions, about an hour. A check cell under each tests your code: run it as often as you like. It draws new
+# inputs every time, and when it fails it says what it expected, what it got, and which section of
 # [the lecture](../notebooks/08_accumulation.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
@@ -21,8 +21,8 @@ gpu = gpulab.setup()
 # %% window-text [markdown]
 # ## 1 · An epoch whose last window is short
 #
-# **Build** one epoch of training with accumulation that treats every window as the full batch would be treated, also
-# the last one. **Why:** the loop that most tutorials print drops it or shrinks it.
+# **Build** one epoch of training with accumulation that treats every window like a full batch, even the last one.
+# **Why:** the loop in most tutorials drops the last window or gives it too small a gradient.
 #
 # 15 minutes · difficulty ●●○
 #
@@ -33,13 +33,13 @@ gpu = gpulab.setup()
 #
 # - `model`: an `nn.Module` in training mode; it stays on its device, in its dtype
 # - `optimizer`: a torch optimizer over its parameters, in one or more groups
-# - `loss_fn`: `loss_fn(outputs, targets)` is the mean over the samples it is given, a 0-dim tensor
+# - `loss_fn`: `loss_fn(outputs, targets)` returns the mean over its samples, a 0-dim tensor
 # - `micro_batches`: a list of (inputs, targets) on the model's device; the first dimension is the samples; do not
 #   change them
 # - `steps`: micro-batches per window, at least 1
 #
-# Each step uses the gradient of the mean loss over all samples of its window. Gradients left by the caller do not
-# count. Only one micro-batch's activations are alive at a time.
+# Each step uses the gradient of the mean loss over all samples of its window. Gradients that the caller left in `.grad`
+# do not count. Only one micro-batch's activations are alive at a time.
 #
 # Returns the mean loss over all samples of the epoch, a float.
 
@@ -49,7 +49,7 @@ def train_epoch(model, optimizer, loss_fn, micro_batches, steps):
     # TODO: cut the micro-batches into windows, weight each loss by its share of the
     # window, step once per window
     ### BEGIN SOLUTION
-    # Another right way: weight each mean by len(x), and divide all gradients by the window's
+    # Also right: weight each mean by len(x), and divide all gradients by the window's
     # samples right before step(). It needs no look-ahead, and costs a pass over the gradients; in
     # fp16 the gradients of the logits, larger by the window's samples, are closer to overflow.
     total, samples = 0.0, 0
@@ -72,13 +72,13 @@ gpulab.check.accumulation_window(train_epoch)
 # %% window-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What must you know about a window before the first `backward()` in it? Slice the list:
-# `micro_batches[start : start + steps]` is shorter at the end by itself.
+# What must you know about a window before the first `backward()` in it? Slice the list: at the end
+# `micro_batches[start : start + steps]` is shorter automatically.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `loss_fn` returns the mean over `len(x)` samples. Its share of the window's mean is `len(x)` divided by the samples
+# `loss_fn` returns the mean over `len(x)` samples. Its weight in the window's mean is `len(x)` divided by the samples
 # of the window.
 #
 # </details>
@@ -92,8 +92,8 @@ gpulab.check.accumulation_window(train_epoch)
 # %% tokens-text [markdown]
 # ## 2 · Every token counts once
 #
-# **Build** the gradient of a window of texts, in which every labelled token has the same weight. **Why:** sequences
-# differ in length, and the mean of means favours the short ones.
+# **Build** a function that computes the gradient of a window of texts in which every labelled token has the same
+# weight. **Why:** sequences differ in length, and a mean of means favours the short ones.
 #
 # 15 minutes · difficulty ●●○
 
@@ -105,12 +105,12 @@ def accumulate_tokens(model, micro_batches):
     model          model(ids) gives logits of shape (B, T, classes); it stays
                    on its device, in its dtype
     micro_batches  a list of (ids, labels), each int64 of shape (B, T), on the model's device; B and
-                   T differ between micro-batches. labels[b, t] is the class wanted at that
+                   T differ between micro-batches. labels[b, t] is the target class at that
                    position, or -100: padding, not to be counted
 
-    The caller has cleared the gradients and will step. One micro-batch's activations at a time, and
-    no micro-batch goes through the model twice. A micro-batch, or the whole window, may hold no
-    labelled token: then it adds nothing. Returns the number of labelled tokens, an int.
+    The caller has cleared the gradients and will step. Only one micro-batch's activations are alive
+    at a time, and no micro-batch goes through the model twice. A micro-batch, or the whole window,
+    may hold no labelled token: then it adds nothing. Returns the number of labelled tokens, an int.
     """
     # TODO: count the labelled tokens of the window, then add up the losses of the
     # micro-batches, divided by that
@@ -129,8 +129,8 @@ gpulab.check.token_weighting(accumulate_tokens)
 # %% tokens-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `F.cross_entropy` wants logits of shape (tokens, classes) and labels of shape (tokens,): flatten the first two
-# dimensions. It skips labels of −100 by itself.
+# `F.cross_entropy` takes logits of shape (tokens, classes) and labels of shape (tokens,): flatten the first two
+# dimensions. It ignores labels of −100 by default.
 #
 # </details>
 # <details><summary>Hint 2</summary>
@@ -149,23 +149,24 @@ gpulab.check.token_weighting(accumulate_tokens)
 # %% amp-text [markdown]
 # ## 3 · Mixed precision, clipping and a schedule
 #
-# **Build** the epoch as it is really run: under autocast, with a gradient scaler, clipping and a learning-rate
-# schedule. **Why:** four more calls, and each has one right place.
+# **Build** the epoch as real training runs it: under autocast, with a gradient scaler, clipping and a learning-rate
+# schedule. **Why:** this adds a few calls, and each has one right place.
 #
 # 15 minutes · difficulty ●●●
 #
-# All micro-batches have equal size here, and the last window may be short.
+# Here all micro-batches have the same size; the last window may be short.
 #
 # **`train_epoch_amp(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm)`**
 #
 # - `model`, `optimizer`, `loss_fn`, `micro_batches`, `steps`: as in exercise 1, on the CPU; micro-batches of equal size
-# - `scaler`: a `torch.amp.GradScaler`, switched on (as it would be for fp16)
-# - `scheduler`: a learning-rate schedule that counts updates of the weights; a step that the scaler skips is none
+# - `scaler`: a `torch.amp.GradScaler`, enabled (as it would be for fp16)
+# - `scheduler`: a learning-rate schedule that counts updates of the weights; a step that the scaler skips does not
+#   count
 # - `max_norm`: the largest norm that the gradient of a window may have when the optimizer steps
 #
 # The forward pass and the loss run under autocast on the CPU in bfloat16. As in exercise 1: one optimizer step for each
-# window, with the gradient of the mean loss over its samples; gradients left by the caller do not count; only one
-# micro-batch's activations are alive at a time. Returns nothing.
+# window, with the gradient of the mean loss over its samples; gradients that the caller left in .grad do not count;
+# only one micro-batch's activations are alive at a time. Returns nothing.
 
 # %% train_epoch_amp tags=["solution"]
 def train_epoch_amp(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
@@ -200,42 +201,41 @@ gpulab.check.accumulation_amp(train_epoch_amp)
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `max_norm` is meant for the real gradient. After `scaler.scale(loss).backward()`, what is in `.grad`?
+# `max_norm` applies to the true gradient. After `scaler.scale(loss).backward()`, what is in `.grad`?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
 # After the inner loop, in this order: `scaler.unscale_(optimizer)`, `nn.utils.clip_grad_norm_(...)`,
-# `scaler.step(optimizer)`, `scaler.update()`; then `scheduler.step()`, unless the step was skipped. The scale,
-# `scaler.get_scale()`, tells: what does `update` do to it after an overflow?
+# `scaler.step(optimizer)`, `scaler.update()`; then `scheduler.step()`, unless the step was skipped.
+# `scaler.get_scale()` shows that: what does `update` do to the scale after an overflow?
 #
 # </details>
 
 # %% norm-text [markdown]
 # ## 4 · Stretch: a network without BatchNorm
 #
-# **Build** a function that replaces every BatchNorm of a network by a GroupNorm. **Why:** BatchNorm normalises with the
-# micro-batch, and no weighting repairs that.
+# **Build** a function that replaces every BatchNorm of a network with a GroupNorm. **Why:** BatchNorm normalises over
+# the micro-batch, and no weighting of losses corrects that.
 #
 # 20 minutes · difficulty ●●●
 #
-# First a question, to be sure what the trouble is:
+# First a question, to be clear about the problem:
 
 # %% batch-norm-question
 gpulab.quiz(8, "batch-norm")
 
 # %% without_batch_norm tags=["solution"]
 def without_batch_norm(model, groups):
-    """A copy of `model` in which a GroupNorm of `groups` groups stands in the
-    place of every BatchNorm.
+    """A copy of `model` in which a GroupNorm of `groups` groups takes the place of every BatchNorm.
 
-    model   an nn.Module that holds nn.BatchNorm1d, 2d and 3d, at any depth; it stays as it is
+    model   an nn.Module that contains nn.BatchNorm1d, 2d and 3d, at any depth; it is not changed
     groups  divides the number of channels of each of them
 
     A new norm has the old one's name, mode and eps, and a weight and bias of the same values,
-    dtype, device and requires_grad, or none where it has none (affine=False). A BatchNorm that
-    stands in two places is replaced in both. What is one weight in `model` is one in the copy. All
-    else in the copy is as in `model`, in memory of its own. Returns the copy.
+    dtype, device and requires_grad, or none if the old one has none (affine=False). A BatchNorm
+    that is used in two places is replaced in both. A weight that is shared in `model` is shared in
+    the copy. Everything else in the copy is as in `model`, in memory of its own. Returns the copy.
     """
     # TODO: copy the model, walk down to each BatchNorm, put a GroupNorm in its place
     ### BEGIN SOLUTION
@@ -256,31 +256,33 @@ gpulab.check.batch_norm_free(without_batch_norm)
 # %% norm-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `model.named_modules()` gives every module at every depth with its full name, such as `"3.rest.2"`. To replace one,
+# `model.named_modules()` yields every module at every depth with its full name, such as `"3.rest.2"`. To replace one,
 # set an attribute on its *parent*.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
 # `model.get_submodule("3.rest")` finds the parent, and `setattr(parent, "2", norm)` replaces the child; it works for
-# `nn.Sequential` too. Make a list of what you walk over before you change it. A module that stands in two places has two
-# names, and `named_modules()` gives the first; with `remove_duplicate=False` it gives both.
+# `nn.Sequential` too. Make a list of the modules before you change the model. A module used in two places has two
+# names, and `named_modules()` yields only the first; with `remove_duplicate=False` it yields both.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
 # `nn.GroupNorm(groups, channels, eps=..., affine=...)`, in this order of arguments. Its weight and bias may be those of
-# the copy's own BatchNorm, which needs them no more: a `Parameter` that is assigned to an attribute keeps its values,
-# dtype, device and `requires_grad`, and one that is assigned in two places stays one. `.training` is the mode.
+# the copy's own BatchNorm, which no longer needs them: a `Parameter` that you assign to an attribute keeps its values,
+# dtype, device and `requires_grad`, and assigned in two places it stays shared. `.training` is the mode.
 #
 # </details>
 
 # %% try-it-text [markdown]
-# With your function, the accumulated gradient of a network that had BatchNorm is the full batch's again:
+# With your function, a network that had BatchNorm has the same accumulated gradient as with the full batch:
 
 # %% try-it tags=["needs-answer"]
 def gap(model, x, y, pieces=4):
-    """How far the accumulated gradient is from the full batch's, relative to the largest."""
+    """The largest difference between accumulated and full-batch gradient, relative to the largest
+    element.
+    """
     gradients = []
     for parts in (1, pieces):
         model.zero_grad()

@@ -1,8 +1,8 @@
 # %% title [markdown]
 # # 10 · Exercises: profiling
 #
-# Three functions, about 70 minutes. Each is checked on your own code: run the check cell under it as often as you like. It
-# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
+# Three functions, about 70 minutes. A check cell under each tests your code: run it as often as you like. It draws new
+# inputs every time, and when it fails it says what it expected, what it got, and which section of
 # [the lecture](../notebooks/10_profiling.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
@@ -27,12 +27,12 @@ gpu = gpulab.setup()
 # %% name-text [markdown]
 # ## 1 · Name the bottleneck
 #
-# **Build** a function that reads a trace and says what the job is bound by. **Why:** the remedies for one bottleneck do nothing for
-# another, and a trace of ten thousand events is read by a rule or not at all.
+# **Build** a function that reads a trace and says what the job is bound by. **Why:** the remedies for one bottleneck do
+# nothing for another, and nobody can read a trace of ten thousand events without a rule.
 #
 # 30 minutes · difficulty ●●●
 #
-# What comes is the list `traceEvents` of a file that `torch.profiler` has written, with thousands of these:
+# The input is the list `traceEvents` of a file written by `torch.profiler`, with thousands of events like these:
 #
 # ```python
 # {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#5", "ts": 7020.0, "dur": 4116.5, "args": {}, …}
@@ -42,36 +42,36 @@ gpu = gpulab.setup()
 #  "args": {"device": 0, "stream": 7, "flops": 3.4e10, "bytes": 9.1e7}, …}
 # ```
 #
-# Times are in microseconds. Events with another `"ph"` than `"X"` name lanes and draw arrows, and have no duration. There are
-# cats of other kinds: `"cpu_op"`, `"gpu_memcpy"`, and `"gpu_user_annotation"`, the shadow of a range on the GPU's lane.
-# A kernel's FLOPs and bytes are the virtual GPU's addition; a kernel that lacks one of them did none that counts.
+# Times are in microseconds. Events whose `"ph"` is not `"X"` name lanes and draw arrows, and have no duration. There
+# are other categories: `"cpu_op"`, `"gpu_memcpy"`, and `"gpu_user_annotation"`, which mirrors a host range on the GPU's
+# lane. A kernel's FLOPs and bytes are added by the virtual GPU; if one of them is missing, count it as 0.
 #
-# The host loads in an event of cat `"user_annotation"` with `DataLoader` in its name. It is in a wait in an event of cat
-# `"cuda_runtime"` whose name ends in `Synchronize`: that of a stream, an event or the device.
+# The host loads data during an event of cat `"user_annotation"` with `DataLoader` in its name. It waits during an event
+# of cat `"cuda_runtime"` whose name ends in `Synchronize`: of a stream, an event or the device.
 #
 # **`name_bottleneck(events, gpu, peak_flops, peak_bandwidth)`**
 #
-# - `events`: of a Chrome trace, a list of dicts in any order
-# - `gpu`: the number of the GPU; kernels of other GPUs do not count, nor what launches them
-# - `peak_flops`: of its arithmetic, in FLOP/s; the peaks of this GPU
-# - `peak_bandwidth`: of its memory, in bytes per second
+# - `events`: the events of a Chrome trace, a list of dicts in any order
+# - `gpu`: the number of the GPU; kernels of other GPUs do not count, nor do their launches - `peak_flops`: the peaks of
+#   this GPU: of its arithmetic, in FLOP/s - `peak_bandwidth`: and of its memory, in bytes per second
 #
-# What is looked at is the time of all steps together, from the first step's begin to the last one's end. A gap is a
-# stretch of it in which the GPU runs a kernel on none of its streams; copies are no kernels.
+# Look at the time of all steps together, from the first step's begin to the last one's end. A gap is an interval in it
+# in which the GPU runs a kernel on none of its streams; copies are not kernels.
 #
 # If gaps are more than 30 % of the steps' time, they decide, by their time, not their number. Each gap goes to one
 # kind, by what the host does: `"input"` if the host loads for more than half of the gap, else `"waits"` if the host is
-# in a wait when the gap begins, else `"launches"`. Loads and waits are events of the cats named above, and of no other.
-# Otherwise the roof decides under which the steps' kernels would need longer: their FLOPs at the peak, `"compute"`, or
-# their bytes at theirs, `"bandwidth"`. But if the longer of a kernel's own two times, added up over the kernels, is less
-# than 60 % of the steps' time without the gaps, then neither roof is near: `"latency"`.
+# in a wait when the gap begins, else `"launches"`. The kind with the most time is the answer. Loads and waits are
+# events of the cats named above, and of no other. If gaps do not decide, the larger of two times does: all kernels'
+# FLOPs at the peak, `"compute"`, or their bytes at theirs, `"bandwidth"`. But if the longer of a kernel's own two
+# times, added up over the kernels, is less than 60 % of the steps' time without the gaps, then neither roof is near:
+# `"latency"`.
 
 # %% name_bottleneck tags=["solution"]
 def name_bottleneck(events, gpu, peak_flops, peak_bandwidth):
     """What the steps of a trace are bound by: "input", "waits", "launches",
     "compute", "bandwidth" or "latency".
     """
-    # TODO: the window, the gaps in it, a kind for each; and the two roofs
+    # TODO: the time window, the gaps in it, a kind for each; and the two roofs
     ### BEGIN SOLUTION
     spans = [(e["ts"], e["ts"] + e["dur"], e) for e in events if e["ph"] == "X"]
     ranges = [span for span in spans if span[2]["cat"] == "user_annotation"]
@@ -117,28 +117,28 @@ gpulab.check.name_bottleneck(name_bottleneck)
 # %% name-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Three lists first: the steps, the kernels of this GPU, and what the host does that matters (loads, waits), each as
-# (begin, end). On which of them does it matter what the others do at the same time?
+# First make three lists: the steps, the kernels of this GPU, and the host's loads and waits, each as (begin, end). For
+# which of them does it matter what the others do at the same time?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Gaps: go through the kernels in the order of their begin, and remember how far the GPU is busy *by now*: the largest end
-# so far, whatever the stream. Where the next kernel begins later than that, there is a gap. The first may begin with the
-# first step, the last may end with the last one.
+# Gaps: go through the kernels in order of their begin, and remember until when the GPU is busy *so far*: the largest
+# end, whatever the stream. If the next kernel begins later than that, there is a gap. The first gap may begin with the
+# first step, the last may end with the last step.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Two intervals overlap by `max(0, min(ends) - max(begins))`: add that up over the loads for each gap. A `Counter` of
-# seconds by kind gives the largest with `max(lost, key=lost.get)`. Seconds at the peaks, `flops / peak_flops` and
+# Two intervals overlap by `max(0, min(ends) - max(begins))`: add that up over the loads for each gap. With a `Counter`
+# of the time lost by kind, `max(lost, key=lost.get)` is the answer. Seconds at the peaks, `flops / peak_flops` and
 # `bytes / peak_bandwidth`, can be compared, with each other and with the busy time (which is in microseconds); FLOPs
 # and bytes cannot.
 #
 # </details>
 
 # %% name-try-text [markdown]
-# Your function on a job of the lecture, MobileNet on a virtual A100: once with 8 images a step, once with 512.
+# Your function on a job of the lecture, MobileNet on a virtual A100: first with 8 images per step, then with 512.
 
 # %% name-try tags=["needs-answer"]
 def trace_of(count):
@@ -165,33 +165,33 @@ for count in (8, 512):
 # %% steps-text [markdown]
 # ## 2 · Some steps of many
 #
-# **Build** a training loop that records a few of its steps, again and again, and adds up which operations the GPU's time went
-# to. **Why:** a profiler that runs all the time fills a disk and slows the host down; one that runs once, at the start, records
-# what is not typical.
+# **Build** a training loop that records a few of its steps at regular intervals, and adds up the GPU time by operation.
+# **Why:** a profiler that always runs fills a disk and slows the host down; one that runs once, at the start, records
+# untypical steps.
 #
 # 20 minutes · difficulty ●●○
 #
-# The check takes the steps from a virtual GPU and reads the files that your function leaves.
+# The check runs the steps on a virtual GPU and reads the files that your function writes.
 #
 # **`profiled_steps(step, steps, skip, every, count, folder)`**
 #
 # - `step`: a training step, a function without arguments
-# - `steps`: how often it is called: so often, and no more
-# - `skip`: how many calls come first that are left alone
-# - `every`: then the last `count` of every `every` calls are recorded, after a warm-up of the profiler's of one step;
-#   there is at least one such cycle, and every > count. A cycle that is not whole at the end is not recorded
-# - `folder`: of the traces: one Chrome trace for each cycle, a file of its own that ends in .json
+# - `steps`: how often it is called: exactly this often
+# - `skip`: how many first calls are not recorded
+# - `every`: then the last `count` of every `every` calls are recorded, after one step of the profiler's warm-up; there
+#   is at least one such cycle, and every > count. An incomplete cycle at the end is not recorded - `folder`: where the
+#   traces go: one Chrome trace for each cycle, in a file of its own that ends in .json
 #
-# The activities are CPU and CUDA. The times are milliseconds per recorded step, over all cycles. A name is that of an
-# operation (aten::addmm), with the kernels that it launched itself, and not those of operations within; operations
-# without kernels of their own, and kernels, are left out.
+# The activities are CPU and CUDA. The times are milliseconds per recorded step, over all cycles. Each name is that of
+# an operation (such as aten::addmm); its time is that of the kernels that it launched itself, without those of nested
+# operations; operations without kernels of their own, and kernels, are left out.
 #
-# An exception of step reaches the caller, and no profiler runs on.
+# An exception of step reaches the caller, and no profiler keeps running.
 
 # %% profiled_steps tags=["solution"]
 def profiled_steps(step, steps, skip, every, count, folder):
-    """Call step() `steps` times and record some of the calls: the kernels' own time
-    by operation, {name: ms}.
+    """Call step() `steps` times and record some of the calls: the kernels' own time by operation,
+    {name: ms}.
     """
     # TODO: a schedule, a function that saves each cycle's trace, the loop,
     # and the rows of operations
@@ -220,61 +220,62 @@ gpulab.check.profiled_steps(profiled_steps)
 # %% steps-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# One cycle has three parts: wait, warm up, record. How long is each, in steps, and how many cycles fit behind the first
-# `skip` calls? What does the profiler do at the end if it may begin one more?
+# One cycle has three parts: wait, warm up, record. How long is each, in steps, and how many cycles fit after the first
+# `skip` calls? What does the profiler do at the end if it may begin another cycle?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `on_trace_ready` is called with the profiler at the end of each cycle: there a file is written, with a name of its own.
-# `recorded.step_num` is another one each time. A new cycle clears the events of the one before, unless
-# `acc_events=True` asks to keep them for the tables.
+# The profiler calls `on_trace_ready` with itself at the end of each cycle: write a file with a new name there.
+# `recorded.step_num` differs each time. A new cycle clears the events of the one before, unless `acc_events=True` keeps
+# them for the tables.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `key_averages()` has rows of two kinds, told apart by `row.device_type`: operations of the host, and kernels. Take the
-# first kind, and of its two device times the one that can be added up. It is in microseconds, and a sum over all calls.
+# `key_averages()` has rows of two kinds, distinguished by `row.device_type`: host operations and kernels. Take the
+# first kind, and of its two device times the one that you can add up. It is in microseconds, summed over all calls.
 #
 # </details>
 
 # %% mfu-text [markdown]
 # ## 3 · One number
 #
-# **Build** the MFU of a job by hand. **Why:** it is the number by which training runs are compared, and each of its three
-# parts can be wrong by a factor of two without looking odd.
+# **Build** the MFU of a job by hand. **Why:** training runs are compared by this number, and each of its three parts
+# can be wrong by a factor of two without looking odd.
 #
 # 20 minutes · difficulty ●●○
 #
-# A step with activation checkpointing computes parts of the forward pass twice. The model does not need that, so it must not
-# raise the number; the time it takes is the job's, and lowers it. Hence two functions: the step as the job runs it, and the
-# same step without checkpointing.
+# A step with activation checkpointing computes parts of the forward pass twice. The model does not need that work, so
+# it must not raise the MFU; the time that it takes belongs to the job, and lowers the MFU. Hence two functions: the
+# step as the job runs it, and the same step without checkpointing.
 #
-# Data sheets print the rates of the tensor cores with 2:4 sparsity, where half of all weights are zero in a fixed pattern. Dense
-# products do not have it. Of the H100 (SXM), in TFLOP/s:
+# Data sheets print tensor-core rates with 2:4 sparsity, where half of all weights are zero in a fixed pattern. Dense
+# matrix products reach only half of that. For the H100 (SXM), in TFLOP/s and whether with sparsity:
 #
 # ```python
 # {"fp32": (67.0, False), "tf32": (989.0, True), "bf16": (1979.0, True), "fp16": (1979.0, True)}
 # ```
 #
-# *Predict first:* a job that spends a quarter of its time on recomputation runs at 45 % of the peak, all products counted. What
-# is its MFU?
+# *Predict first:* a job that spends a quarter of its time on recomputation runs at 45 % of the peak, counting all
+# products. What is its MFU?
 #
 # **`job_mfu(step, plain_step, dtype, sheet, warm_up, repeats)`**
 #
 # - `step`: one training step as the job runs it, a function without arguments that queues its work on the GPU
-# - `plain_step`: the same without activation checkpointing: called once, and not timed, for it trains the model too
-# - `dtype`: of the products: `torch.bfloat16`, `torch.float16` or `torch.float32`. In float32 they run in TF32 where
-#   `torch.backends.cuda.matmul.allow_tf32` is set and the sheet has a row for it
+# - `plain_step`: the same without activation checkpointing: it is called once, and not timed, because it trains the
+#   model too
+# - `dtype`: the dtype of the products: `torch.bfloat16`, `torch.float16` or `torch.float32`. In float32 they run in
+#   TF32 if `torch.backends.cuda.matmul.allow_tf32` is set and the sheet has a row for it
 # - `sheet`: a data sheet, `{"fp32": (TFLOP/s, sparse), ...}`, with the rows `"fp32"`, `"tf32"`, `"bf16"` and `"fp16"`
-#   or some of them; where sparse is `True`, the rate is twice the dense one
-# - `warm_up`: how many calls of step go before, untimed; 0 is allowed
+#   or some of them; if sparse is `True`, the rate is twice the dense one
+# - `warm_up`: how many untimed calls of step come first; 0 is allowed
 # - `repeats`: how many calls are timed, an odd number; step is called `warm_up` + repeats times, and no more often
 #
 # The FLOPs are those that the model needs, forward and backward, as FlopCounterMode counts them. The time is the median
 # of single steps, after `warm_up` calls: from a step's start on the GPU to its end, whatever has been queued before.
-# The clock is that of events, `torch.cuda.Event(enable_timing=True)`. Among the timed steps the host does not wait for
-# the GPU, only at the end: a wait after each step empties the queue, and times a job that nobody runs (lesson 11).
+# The clock is that of events, `torch.cuda.Event(enable_timing=True)`. Between the timed steps the host does not wait
+# for the GPU, only at the end: a wait after each step empties the queue, and times a job that nobody runs (lesson 11).
 
 # %% mfu-predict
 mfu_guess = gpulab.predict(
@@ -316,27 +317,27 @@ gpulab.check.job_mfu(job_mfu)
 # %% mfu-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Three numbers, each of which has a trap: which of the two functions is counted, and which is timed; who stops the clock
-# if the host does not wait; which row of the sheet, and is it dense?
+# Each of the three numbers has a trap: which of the two functions do you count, and which do you time? What stops the
+# clock if the host does not wait? Which row of the sheet do you need, and is it dense?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `with FlopCounterMode(display=False) as counter:` counts what runs within, backward included; `get_total_flops()` has a
-# multiply-add as two already. For the time, record one event before each step and one after it, and keep both. After
-# one `torch.cuda.synchronize()` at the end, `start.elapsed_time(end)` tells milliseconds.
+# `with FlopCounterMode(display=False) as counter:` counts what runs inside it, including backward; `get_total_flops()`
+# already counts a multiply-add as two. For the time, record one event before each step and one after it, and keep both.
+# After one `torch.cuda.synchronize()` at the end, `start.elapsed_time(end)` returns milliseconds.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The row: the dtype's own, but `"tf32"` for float32 where it is both allowed and in the sheet. The rate times 10¹², halved
-# where the sheet says so. FLOPs by the median's seconds by the peak.
+# The row: the dtype's own, but `"tf32"` for float32 if it is both allowed and in the sheet. The peak: the rate times
+# 10¹², halved if the sheet says so. The MFU: FLOPs, divided by the median's seconds, divided by the peak.
 #
 # </details>
 
 # %% mfu-try-text [markdown]
-# The prediction, worked out: three quarters of the time are the model's own, at 45 % of the peak; that is 34 % of the whole.
-# And your function on ResNet-50 in bf16, on a virtual A100:
+# The answer: three quarters of the time are the model's own work, at 45 % of the peak; over the whole time that is 34
+# %. And your function on ResNet-50 in bf16, on a virtual A100:
 
 # %% mfu-try tags=["needs-answer"]
 mfu_guess.compare(round(0.75 * 45))

@@ -1,8 +1,8 @@
 # %% title [markdown]
 # # 11 · Exercises: faster steps
 #
-# Three functions, about 70 minutes. Each is checked on your own code: run the check cell under it as often as you like. It
-# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
+# Three functions, about 70 minutes. A check cell under each tests your code: run it as often as you like. It draws new
+# inputs every time, and when it fails it says what it expected, what it got, and which section of
 # [the lecture](../notebooks/11_faster_steps.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
@@ -21,17 +21,18 @@ gpu = gpulab.setup()
 # %% graphs-text [markdown]
 # ## 1 · Find the recompilation
 #
-# **Build** a function that tells for each call of a compiled function how many graphs it compiled. **Why:** a recompilation
-# costs seconds in the middle of a training, and nothing is printed; after eight versions PyTorch gives up compiling, and
-# only a warning says so.
+# **Build** a function that returns for each call of a compiled function how many graphs it compiled. **Why:** a
+# recompilation costs seconds in the middle of training, and nothing is printed; after eight versions PyTorch stops
+# compiling, and only a warning says so.
 #
 # 20 minutes · difficulty ●●○
 #
-# A backend is any function `backend(graph, example_inputs)` that returns what is to be run; `graph.forward` runs the graph as it is.
-# Settings of the compiler are changed for a while with `torch._dynamo.config.patch(name=value)`. Where a virtual GPU is in
-# force nothing is compiled: try yours under `with gpulab.without_gpu():`, as the check does.
+# A backend is any function `backend(graph, example_inputs)` that returns a callable; `graph.forward` runs the graph as
+# it is. `torch._dynamo.config.patch(name=value)` changes settings of the compiler temporarily. While a virtual GPU is
+# active nothing is compiled: try yours under `with gpulab.without_gpu():`, as the check does.
 #
-# *Predict first:* a compiled function of one tensor meets the lengths 5, 7, 1 and 9. How many of the four calls compile?
+# *Predict first:* a compiled function is called with tensors of lengths 5, 7, 1 and 9. How many of the four calls
+# compile?
 
 # %% graphs-predict
 lengths_guess = gpulab.predict("Lengths 5, 7, 1 and 9: how many of the four calls compile?")
@@ -40,17 +41,16 @@ lengths_guess = gpulab.predict("Lengths 5, 7, 1 and 9: how many of the four call
 def graphs_per_call(function, calls):
     """How many graphs each call of a function makes torch.compile compile: a list of whole numbers.
 
-    function  compiled with torch.compile as its defaults are, by a backend that makes no kernels.
-              It may have been compiled before, by anyone: the count begins as if it had not
+    function  to be compiled with torch.compile's defaults, by a backend that generates no kernels.
+              It may have been compiled before: count as if it had not
     calls     a list of tuples of arguments; the function is called once with each, in
               this order. It may be empty
 
-    All compilations are counted, also more than Dynamo's own limit
+    All compilations are counted, even beyond Dynamo's own limit
     (torch._dynamo.config.recompile_limit, 8); its settings are as before when the function returns.
     An exception of `function` reaches the caller.
     """
-    # TODO: begin from nothing, keep count in a backend, compile, and look at
-    # the count after each call
+    # TODO: reset the compiler, count in a backend, compile, and read the count after each call
     ### BEGIN SOLUTION
     graphs, counts = [], []
 
@@ -74,26 +74,26 @@ gpulab.check.graphs_per_call(graphs_per_call)
 # %% graphs-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The backend is called once for each graph. Where can it keep what it has seen, so that your loop can look at it after
-# each call? And what is kept from an earlier compilation, in another cell?
+# The backend is called once for each graph. Where can it record that, so that your loop can read it after each call?
+# And what remains from an earlier compilation, in another cell?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `torch.compiler.reset()` forgets all compiled code. A list outside the backend grows by one for each graph; the difference
-# of its length before and after a call is what you want.
+# `torch.compiler.reset()` discards all compiled code. A list outside the backend grows by one for each graph; you need
+# the difference of its length before and after a call.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
 # The limit is a setting: `with torch._dynamo.config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000):`
-# round the loop, and both are back afterwards, also after an exception.
+# around the loop: both are restored afterwards, even after an exception.
 #
 # </details>
 
 # %% graphs-try-text [markdown]
-# Your function on the four lengths, and on four that look innocent: an int as an argument, a counter in the module, a
-# scheduler's learning rate, and `eval()` now and then.
+# Your function on the four lengths, and on four cases that look harmless: an int argument, a counter in the module, a
+# scheduler's learning rate, and an occasional `eval()`.
 
 # %% graphs-try tags=["needs-answer"]
 def found(*cases, function=lambda x: x.softmax(0)):
@@ -130,29 +130,30 @@ print(
 # %% switches-text [markdown]
 # ## 2 · Which switches stay
 #
-# **Build** the loop that tries one switch after the other and keeps those that are worth it. **Why:** lists of ten switches
-# are copied from job to job. A gain belongs to a network, a GPU and the switches before it, so somebody has to measure; and
-# a measurement that takes noise for a gain keeps everything.
+# **Build** the loop that tries one switch after the other and keeps those that are worth it. **Why:** people copy lists
+# of ten switches from job to job. A gain depends on the network, the GPU and the switches before it, so you have to
+# measure; and a measurement that mistakes noise for a gain keeps everything.
 #
 # 25 minutes · difficulty ●●○
 #
-# The check plays a job whose switches it knows: some gain, some hiccup, some cost memory or digits.
+# The check simulates a job whose switches it knows: some gain time, some cause slow steps, some cost memory or
+# accuracy.
 #
 # **`keep_switches(run, switches, repeats, most_mib, tolerance)`**
 #
-# - `run`: `run(on)` makes one step of the job, always the same batch on the same weights, with the switches in the list
-#   `on`, and returns (ms, MiB, loss). The first step after a change of `on` is slow: it compiles or tunes
+# - `run`: `run(on)` runs one step of the job, always with the same batch and the same weights, with the switches in the
+#   list `on`, and returns (ms, MiB, loss). The first step after a change of `on` is slow: it compiles or tunes
 # - `switches`: the names of those to try, each on top of those that stay, in this order
 # - `repeats`: how many steps count on each side of a comparison, an odd number
-# - `most_mib`: the memory that there is
-# - `tolerance`: how far the loss may be off, as a part of the loss without any switch
+# - `most_mib`: the memory available
+# - `tolerance`: how far the loss may be off, as a fraction of the loss without any switch
 #
-# For each switch, right before it is tried, the job is measured again: first without the switch, then with it; each
-# time one step that does not count, then `repeats` that do. (One more step without any switch may go before them all,
-# for its loss.) A switch stays if its median time is below the fastest of those without it; if no step with it, the
-# first included, takes more than `most_mib`; and if its loss is within `tolerance` of the loss without any switch. One
-# that raises RuntimeError does not stay, whichever step raises it. Other exceptions reach the caller, and so does what
-# the job raises without the switch.
+# For each switch the job is measured anew: first without the switch, then with it; each time one step that does not
+# count, then `repeats` that do. (One more step without any switch may come before them all, for its loss.) A switch
+# stays if its median time is below the fastest of those without it; if no step with it, the first included, takes more
+# than `most_mib`; and if its loss is within `tolerance` of the loss without any switch. One that raises RuntimeError
+# does not stay, whichever step raises it. Other exceptions reach the caller, and so does what the job raises without
+# the switch.
 
 # %% keep_switches tags=["solution"]
 def keep_switches(run, switches, repeats, most_mib, tolerance):
@@ -183,19 +184,19 @@ gpulab.check.keep_switches(keep_switches)
 # %% switches-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A list of those that stay grows. Which two lists does `run` get in one comparison? How often is each of them run?
+# Keep a growing list of the switches that stay. Which two lists does `run` get in one comparison, and how often each?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Keep the whole results of both sides, 1 + `repeats` tuples each. Times without the first one; memory with it. The loss is
-# compared with a number that you take once, before any switch is on.
+# Keep all results of both sides, 1 + `repeats` tuples each. Leave out the first one for the times, not for the memory.
+# Compare the loss with a number that you take once, before any switch is on.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `statistics.median(times_with) < min(times_without)`. The `try` stands round the steps with the switch, and catches
-# RuntimeError and nothing else.
+# `statistics.median(times_with) < min(times_without)`. The `try` goes around the steps with the switch, and catches
+# RuntimeError only.
 #
 # </details>
 
@@ -245,39 +246,39 @@ print(kept, f"stay on this {where} (measured)")
 # %% step-text [markdown]
 # ## 3 · Three times as fast
 #
-# **Build** a training step as a CUDA graph. **Why:** where a step waits for launches, nothing else brings as much; and
-# it is easy to make a graph that trains on the wrong batch, from the wrong weights, or at a learning rate of long ago.
+# **Build** a training step as a CUDA graph. **Why:** if a step waits for launches, nothing else gains as much; but it
+# is easy to make a graph that trains on the wrong batch, from the wrong weights, or at an outdated learning rate.
 #
 # 25 minutes · difficulty ●●●
 #
-# Before a capture the step has to run a few times, in a side stream, so that everything lazy is done: the optimizer makes its
-# moments in its first step, and what is made *within* the capture is made anew in each replay. But those steps train.
+# Before a capture the step has to run a few times, in a side stream, so that all lazy initialisation is done: the
+# optimizer creates its moments in its first step, and what is created *within* the capture is created again in each
+# replay. But those steps train.
 #
-# The check runs it on a virtual A100, values and all.
+# The check runs it on a virtual A100, with real values.
 #
 # **`graphed_step(model, optimizer, x, y)`**
 #
 # - `model`: on the GPU, in training mode; the loss is `F.cross_entropy(model(x), y)`
-# - `optimizer`: AdamW over its parameters, with `capturable=True`; it may have made steps before, or none
-# - `x`, `y`: a batch of the usual shape, to warm up and to capture with
+# - `optimizer`: AdamW over its parameters, with `capturable=True`; it may or may not have made steps before
+# - `x`, `y`: a batch of the usual shape, for warm-up and capture
 #
 # The plain step is `zero_grad`, forward, backward, `optimizer.step()`. After each batch, loss, parameters, buffers and
-# moments are those of the plain step; for batches of the usual shape it takes at most a third of the time.
-# Making the step trains nothing: parameters, buffers and the optimizer's moments and step counts are as before when it
-# is returned (moments that did not exist may exist, and be zero). Streams that use the same tensors wait for each
-# other. A batch of another shape is trained as well, at whatever speed. A loss that was returned stays what it was in
-# later steps. The batches are not changed.
+# moments are those of the plain step; for batches of the usual shape it takes at most a third of the time. Making the
+# step trains nothing: parameters, buffers and the optimizer's moments and step counts are as before when it is returned
+# (new moments may exist, but are zero). Streams that use the same tensors wait for each other. A batch of another shape
+# is trained as well, at any speed. A returned loss does not change in later steps. The batches are not changed.
 #
-# A learning rate that is changed between two steps holds from the next step on. It is changed as PyTorch's schedulers do
-# it: `fill_` where it is a tensor, else a new number in `optimizer.param_groups`.
+# A learning rate that is changed between two steps applies from the next step on. It is changed as PyTorch's schedulers
+# do it: with `fill_` if it is a tensor, else by a new number in `optimizer.param_groups`.
 
 # %% graphed_step tags=["solution"]
 def graphed_step(model, optimizer, x, y):
     """A training step in a third of the time or less: a function step(x, y) that trains on a
     batch and returns its loss.
     """
-    # TODO: a plain step; what to keep, warm up, put back; the learning rate;
-    # the capture; and the function that feeds it
+    # TODO: a plain step; what to save, warm up and restore; the learning rate; the capture; and the
+    # function that feeds it
     ### BEGIN SOLUTION
     def plain(x, y):
         optimizer.zero_grad()
@@ -326,27 +327,27 @@ gpulab.check.graphed_step(graphed_step)
 # %% step-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Write the plain step first, as a function of (x, y). Three things then need it: the warm-up, the capture, and batches of
-# another shape.
+# Write the plain step first, as a function of (x, y). You need it three times: for the warm-up, the capture, and
+# batches of another shape.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
 # Before the warm-up, clone all that a step changes: `model.parameters()`, `model.buffers()`, and the tensors in
-# `optimizer.state`. Afterwards put the values back *in place*, `value.copy_(kept)`: the addresses must stay. What the optimizer made
-# during the warm-up goes back to zero.
+# `optimizer.state`. Afterwards restore the values *in place*, `value.copy_(kept)`: the addresses must not change. Zero
+# what the optimizer created during the warm-up.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
 # The graph has its own x and y; each step copies the batch in, replays, and returns a *clone* of the loss. Compare
-# `x.shape` with that of the graph's own x before you copy. A learning rate that is a number is frozen by the capture:
-# make it a tensor on the GPU before.
+# `x.shape` with that of the graph's own x before you copy. The capture freezes a learning rate that is a number: make
+# it a tensor on the GPU first.
 #
 # </details>
 
 # %% step-try-text [markdown]
-# Your step on a network of forty layers, narrow ones, on a virtual A100:
+# Your step on a narrow network of forty layers, on a virtual A100:
 
 # %% step-try tags=["needs-answer"]
 with gpulab.VirtualGPU("A100-80", compute=False), torch.device("cuda"):

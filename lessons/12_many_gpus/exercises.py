@@ -1,8 +1,8 @@
 # %% title [markdown]
 # # 12 · Exercises: many GPUs
 #
-# Four functions, about 75 minutes. Each is checked on your own code: run the check cell under it as often as you like. It
-# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
+# Four functions, about 75 minutes. A check cell under each tests your code: run it as often as you like. It draws new
+# inputs every time, and when it fails it says what it expected, what it got, and which section of
 # [the lecture](../notebooks/12_many_gpus.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
@@ -23,12 +23,13 @@ gpu = gpulab.setup()
 # %% ddp-text [markdown]
 # ## 1 · From one GPU to all
 #
-# **Build** the script below for many GPUs. **Why:** it is the change that most scripts need, and each step that is
-# forgotten leaves one that runs: ranks that train apart, on the same samples, in the same order, with N times the batch.
+# **Rewrite** the script below for many GPUs. **Why:** most scripts need this change, and a script still runs if you
+# forget a step of it: the ranks then train separately, on the same samples, in the same order, or with N times the
+# batch.
 #
 # 25 minutes · difficulty ●●○
 #
-# For one GPU it works; run with `torchrun` as it is, every rank would train for itself on GPU 0:
+# It works for one GPU; started with `torchrun` as it is, every rank would train by itself on GPU 0:
 
 # %% ddp-one-gpu
 def training(model, data, epochs, batch_size, learning_rate, path):
@@ -52,22 +53,23 @@ def training(model, data, epochs, batch_size, learning_rate, path):
     return losses
 
 # %% ddp-check-text [markdown]
-# The check calls your function on two or three real processes, each with a virtual GPU, and with the variables that
-# `torchrun` sets: on one machine, or each on a machine of its own. No process group is open yet. What a rank prints is
-# shown under the result.
+# The check calls your function on two or three real processes, each with a virtual GPU, and with the environment
+# variables that `torchrun` sets: on one machine, or each on its own machine. No process group is open yet. What a rank
+# prints is shown under the result.
 #
 # **`ddp_training(model, data, epochs, batch_size, learning_rate, path)`**
 #
-# - `model`: on the CPU, with other weights on every rank
+# - `model`: on the CPU, with different weights on every rank
 # - `data`: a dataset of (x, label), a tensor on the CPU and an int, the same on every rank
-# - `batch_size`: the samples of a step on all ranks together, a multiple of N: each rank takes its Nth
+# - `batch_size`: the samples of a step on all ranks together, a multiple of N: each rank takes an Nth of them
 # - `learning_rate`: of SGD, right for this `batch_size`
-# - `path`: where rank 0 alone saves the state dict, with the names that model has
+# - `path`: where rank 0 alone saves the state dict, under the same names as in model
 #
-# It opens the process group, with NCCL, and closes it at the end. Each rank uses the GPU of its LOCAL_RANK, and no other.
+# It opens the process group, with NCCL, and closes it at the end. Each rank uses the GPU of its LOCAL_RANK, and no
+# other.
 #
-# Every epoch draws every sample, in another order each time, and no more of them twice than the ranks need for equal
-# parts. In every step all ranks take equally many; the last step of an epoch may have fewer.
+# Every epoch draws every sample, in a different order each time, and no more of them twice than the ranks need for
+# equal parts. In every step all ranks take equally many; the last step of an epoch may have fewer.
 #
 # Afterwards model has, on every rank, the weights that one process has after the same steps from rank 0's weights, to
 # 1e-5. Samples that are drawn twice count twice.
@@ -75,11 +77,11 @@ def training(model, data, epochs, batch_size, learning_rate, path):
 # %% ddp_training tags=["solution"]
 def ddp_training(model, data, epochs, batch_size, learning_rate, path):
     """Train model on the GPUs of all N ranks: the mean loss of each epoch over the samples of all
-    ranks, a list of floats, the same on every rank. The body of a script that torchrun has
-    started; called on all of them.
+    ranks, a list of floats, the same on every rank. It is the body of a script that torchrun has
+    started; all ranks call it.
     """
-    # TODO: device and group, DDP around the model, a sampler, one loss for all
-    # ranks, one rank that saves
+    # TODO: device and group, DDP around the model, a sampler, one loss for all ranks, one rank that
+    # saves
     ### BEGIN SOLUTION
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
@@ -115,50 +117,50 @@ gpulab.check.ddp_training(ddp_training)
 # %% ddp-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Go through `training` line by line, and ask of each: does every rank do this, with its own part, or one rank alone? Where
-# must the ranks agree, and which collective makes them?
+# Go through `training` line by line, and ask: does every rank do this, with its own part, or one rank alone? Where must
+# the ranks agree, and which collective makes them agree?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# First the device of `LOCAL_RANK` and the group; then `DistributedDataParallel` around the model that is on its GPU. A
-# `DistributedSampler` takes the place of `shuffle=True`, and the batch of a rank is an Nth. Three lines stand at the end:
-# what makes one loss of N, who saves, what is closed.
+# First the device of `LOCAL_RANK` and the group; then `DistributedDataParallel` around the model on its GPU. A
+# `DistributedSampler` replaces `shuffle=True`, and a rank's batch is an Nth. Three things come at the end: combine N
+# losses into one, save on one rank, and close the group.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The forward pass is that of the DDP model, since only it exchanges gradients; the state dict is that of `model`, whose
-# names have no `module.` in front. `sampler.set_epoch(epoch)` begins each epoch. Each rank adds up its losses times
-# their samples, and its samples: an all-reduce of both, on every rank, then divide.
+# Call the DDP model for the forward pass, because only it exchanges gradients; save the state dict of `model`, whose
+# names have no `module.` in front. Each epoch begins with `sampler.set_epoch(epoch)`. Each rank adds up its losses
+# times their samples, and its samples: all-reduce both, on every rank, then divide.
 #
 # </details>
 
 # %% mean-text [markdown]
 # ## 2 · One loss for all ranks
 #
-# **Build** what a training script prints: the loss of the step, over the samples of all ranks. **Why:** each rank's own
-# loss is that of its part; a mean of the ranks' means counts a rank's samples more, the fewer it has; and the loss that
-# is printed is the one that `backward()` still needs.
+# **Build** the function that computes the loss to print: that of the step, over the samples of all ranks. **Why:** each
+# rank's own loss covers only its part; a mean of the ranks' means gives a rank's samples the more weight, the fewer it
+# has; and `backward()` still needs the loss that is printed.
 #
 # 10 minutes · difficulty ●●○
 #
-# The check calls your function on two or three real processes, on one machine or each on a machine of its own, each with a
-# virtual GPU and a process group that is open. What a rank prints is shown under the result.
+# The check calls your function on two or three real processes, on one machine or each on its own machine, each with a
+# virtual GPU and an open process group. What a rank prints is shown under the result.
 
 # %% mean_over_ranks tags=["solution"]
 def mean_over_ranks(loss, count):
-    """The mean loss over the samples of all ranks, a float, the same on every
-    rank. Called on all of them.
+    """The mean loss over the samples of all ranks, a float, the same on every rank. All ranks call
+    it.
 
     loss   the mean over this rank's samples, of shape (), in float32 or bfloat16, on this rank's
            GPU, which is the current one; NaN where it has no sample
-    count  how many samples those are, an int; it differs from rank to rank
+    count  how many samples those are, an int; it differs between ranks
 
-    A rank without a sample adds nothing; if no rank has one, the mean is NaN. So it is where a rank
-    that has samples has diverged: its NaN stays.
-    The sums are exact to 1e-6, also in bfloat16. loss is as it was: backward() comes next.
-    Nothing is put on another rank's GPU. The process group stays open.
+    A rank without a sample adds nothing; if no rank has one, the mean is NaN. It is also NaN if a
+    rank that has samples has diverged: its NaN stays. The sums are exact to 1e-6, even in bfloat16.
+    loss is not changed: backward() comes next. Nothing is put on another rank's GPU. The process
+    group stays open.
     """
     # TODO: which two sums over all ranks give the mean?
     ### BEGIN SOLUTION
@@ -176,52 +178,52 @@ gpulab.check.mean_over_ranks(mean_over_ranks)
 # %% mean-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Two ranks: 100 samples of mean 1, and 20 of mean 7. What is the mean over all 120, and which two numbers must each rank
-# tell the others for that?
+# Two ranks: 100 samples of mean 1, and 20 of mean 7. What is the mean over all 120, and which two numbers must each
+# rank send for that?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `dist.all_reduce` writes into the tensor that it is given. So it must be a tensor of your own, on the device that the
-# group's backend sends from. And NaN times 0 is NaN.
+# `dist.all_reduce` writes its result into the tensor that you pass. So pass a tensor of your own, on the device that
+# the group's backend sends from. And NaN times 0 is NaN.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# One tensor of two numbers in float64, on `loss.device`: `loss.detach() * count` and `count`, zeros where count is 0. Every
-# rank calls `dist.all_reduce` on it, also one that has nothing to add; then divide.
+# One tensor of two numbers in float64, on `loss.device`: `loss.detach() * count` and `count`, zeros if count is 0.
+# Every rank calls `dist.all_reduce` on it, even one that has nothing to add; then divide.
 #
 # </details>
 
 # %% evaluate-text [markdown]
 # ## 3 · Each sample once
 #
-# **Build** an evaluation that uses all ranks, and is still exact. **Why:** the sampler that training needs pads; DDP's
-# forward pass sends buffers around and waits for ranks that have nothing left; and a model that is left in evaluation mode
-# trains on without its dropout, and nobody is told.
+# **Build** an evaluation that uses all ranks, and is still exact. **Why:** the sampler for training pads; DDP's forward
+# pass broadcasts buffers and waits for ranks that have nothing left; and a model left in evaluation mode silently
+# continues training without its dropout.
 #
 # 15 minutes · difficulty ●●○
 #
-# As above, the ranks are on one machine, or each is on a machine of its own.
+# As above, the ranks are on one machine, or each on its own machine.
 #
 # **`evaluate_once(model, data, batch_size)`**
 #
-# - `model`: in `DistributedDataParallel`, on this rank's GPU, the current one; it makes logits, (batch, classes)
+# - `model`: in `DistributedDataParallel`, on this rank's GPU, the current one; it returns logits, (batch, classes)
 # - `data`: a dataset of (x, label), a tensor on the CPU and an int, the same on every rank; at least one sample
 # - `batch_size`: the most samples that go through the model at once
 #
 # Every sample goes through the model of one rank, once, and no rank takes more than its share, rounded up: there may be
-# fewer samples than ranks. The loss is the mean cross-entropy over the samples of all ranks, the accuracy the part of
-# them whose largest logit is that of the label.
+# fewer samples than ranks. The loss is the mean cross-entropy over the samples of all ranks, the accuracy the fraction
+# of them whose largest logit is that of the label.
 #
-# All this in evaluation mode, and without a graph; afterwards each module is in the mode in which it was. Nothing is
-# put on another rank's GPU. The process group stays open.
+# All this happens in evaluation mode, and without a graph; afterwards each module is in its former mode. Nothing is put
+# on another rank's GPU. The process group stays open.
 
 # %% evaluate_once tags=["solution"]
 def evaluate_once(model, data, batch_size):
-    """(loss, accuracy) over data, two floats, the same on every rank. Called on all of them."""
-    # TODO: deal without padding, evaluate the plain module, add up sums and the count
-    # over the ranks, divide once
+    """(loss, accuracy) over data, two floats, the same on every rank. All ranks call it."""
+    # TODO: split without padding, evaluate the plain module, add up sums and the count over the
+    # ranks, divide once
     ### BEGIN SOLUTION
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = next(model.parameters()).device
@@ -250,8 +252,8 @@ gpulab.check.evaluate_once(evaluate_once)
 # %% evaluate-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Three questions: which indices are this rank's, so that none is missing and none counted twice; which numbers travel; and
-# which collectives does each rank call, if one of them has nothing to evaluate?
+# Three questions: which indices does this rank get, so that none is missing and none counted twice? Which numbers are
+# sent? And which collectives does each rank call, if one of them has nothing to evaluate?
 #
 # </details>
 # <details><summary>Hint 2</summary>
@@ -262,36 +264,38 @@ gpulab.check.evaluate_once(evaluate_once)
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `cross_entropy(…, reduction="sum")`. A frozen part may be in evaluation mode already: remember `(module, module.training)`
-# for all of `model.modules()`, and set the attribute back. One all-reduce of three numbers in float64; then divide.
+# `cross_entropy(…, reduction="sum")`. A frozen part may already be in evaluation mode: remember
+# `(module, module.training)` for all of `model.modules()`, and restore the attribute. All-reduce three numbers in
+# float64 once; then divide.
 #
 # </details>
 
 # %% ring-text [markdown]
 # ## 4 · Stretch: a ring of your own
 #
-# **Build** an all-reduce out of sends and receives, for tensors that the ranks do not divide. **Why:** the lecture's ring
-# takes equal pieces in one process; with pieces of any length every off-by-one is found, and on real processes so is a
-# ring in which all wait to send.
+# **Build** an all-reduce out of sends and receives, for tensors whose length the number of ranks need not divide.
+# **Why:** the lecture's ring uses equal pieces in one process; pieces of different lengths expose every off-by-one
+# error, and real processes expose a ring that deadlocks in send.
 #
 # 25 minutes · difficulty ●●●
 #
-# The check plays it on two to four real processes, with tensors on the CPU and Gloo, whose `send` returns when the other
-# rank has taken the message. With Gloo `isend`, `recv`, then `wait` is enough. NCCL runs sends and receives as kernels,
-# one after the other: there both directions must start together, with `dist.batch_isend_irecv`.
+# The check runs it on two to four real processes, with tensors on the CPU and Gloo, whose `send` returns when the other
+# rank has received the message. With Gloo `isend`, `recv`, then `wait` is enough. NCCL runs sends and receives as
+# kernels, one after the other: there both directions must start together, with `dist.batch_isend_irecv`.
 
 # %% ring_all_reduce tags=["solution"]
 def ring_all_reduce(x):
-    """Add up x over all ranks: x itself holds the sum, on each of them. Called on all of them.
+    """Add up x over all ranks: afterwards afterwards x itself holds the sum, on each of them. All
+    ranks call it.
 
-    x   a contiguous tensor of any shape, the same on every rank, in any dtype that
-        adds up exactly what it holds
+    x   a contiguous tensor, of the same shape and dtype on every rank; its dtype can hold the sums
+        exactly
 
-    It may have any number of elements, also fewer than there are ranks. Nothing is called
-    but sends and receives, and no rank of N sends more than 2(N − 1) pieces of an Nth of
-    the elements, rounded up.
+    It may have any number of elements, even fewer than there are ranks. Nothing is called but sends
+    and receives, and no rank of N sends more than 2(N − 1) pieces of an Nth of the elements,
+    rounded up.
     """
-    # TODO: N pieces, N − 1 hops that add up, N − 1 hops that bring the sums; send without
+    # TODO: N pieces, N − 1 hops that add up, N − 1 hops that pass the sums on; send without
     # waiting, receive, then wait
     ### BEGIN SOLUTION
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -322,8 +326,8 @@ gpulab.check.ring_all_reduce(ring_all_reduce)
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The ends of the pieces: `numel * i // ranks` for i from 0 to N. Some pieces may be empty. A slice of `x.view(-1)` shares
-# x's memory: what is written into it is in x.
+# The ends of the pieces: `numel * i // ranks` for i from 0 to N. Some pieces may be empty. A slice of `x.view(-1)`
+# shares x's memory: writing to it changes x.
 #
 # </details>
 # <details><summary>Hint 3</summary>

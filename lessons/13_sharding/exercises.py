@@ -1,8 +1,8 @@
 # %% title [markdown]
 # # 13 · Exercises: what does not fit on one GPU
 #
-# Four functions, about 75 minutes. Each is checked on your own code: run the check cell under it as often as you like. It
-# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
+# Four functions, about 75 minutes. A check cell under each tests your code: run it as often as you like. It draws new
+# inputs every time, and when it fails it says what it expected, what it got, and which section of
 # [the lecture](../notebooks/13_sharding.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
@@ -24,27 +24,28 @@ gpu = gpulab.setup()
 # %% bytes-text [markdown]
 # ## 1 · Bytes on each rank
 #
-# **Build** the arithmetic of ZeRO's three stages, down to the single tensor. **Why:** $16/N$ is what you say in a meeting;
-# the rank that runs out of memory is the one that holds most, and which one that is depends on how tensors are cut.
+# **Build** the arithmetic of ZeRO's three stages, down to single tensors. **Why:** $16/N$ bytes per parameter is a good
+# estimate; but the rank that holds most runs out of memory first, and which one that is depends on how tensors are
+# sharded.
 #
 # 15 minutes · difficulty ●○○
 #
 # **`bytes_per_rank(shapes, ranks, stage, weights, gradients, state)`**
 #
-# - `shapes`: of the parameters, tuples of one whole number or more; the first is the number of rows
-# - `stage`: of ZeRO: 0 cuts nothing (DDP), 1 the optimizer state, 2 the gradients too, 3 the weights too
-# - `weights`: bytes of one weight, as 4; gradients and state likewise, for each number of a parameter
+# - `shapes`: the parameters' shapes, tuples of at least one whole number; the first is the number of rows - `stage`:
+#   ZeRO's stage: 0 cuts nothing (DDP), 1 the optimizer state, 2 the gradients too, 3 the weights too
+# - `weights`: bytes of one weight, such as 4; `gradients` and `state` likewise, per element of a parameter
 #
-# A stage cuts each tensor by rows, as `fully_shard` does: a part has rows / ranks rows, rounded up. The ranks take their
-# parts in order, until no row is left: one may get fewer, later ones none. Padding is not counted.
+# A stage cuts each tensor by rows, as `fully_shard` does: a part has rows / ranks rows, rounded up. The ranks take
+# their parts in order, until no row is left: one may get fewer, later ones none. Padding does not count.
 
 # %% bytes_per_rank tags=["solution"]
 def bytes_per_rank(shapes, ranks, stage, weights, gradients, state):
     """Bytes of weights, gradients and optimizer state that each rank holds: a list of
     whole numbers, rank 0 first.
     """
-    # TODO: for each tensor, how many rows are this rank's? And which of the three
-    # kinds does the stage cut?
+    # TODO: for each tensor, how many rows does this rank get? And which of the three kinds does the
+    # stage cut?
     ### BEGIN SOLUTION
     held = [0] * ranks
     for rows, *rest in shapes:
@@ -63,13 +64,15 @@ gpulab.check.bytes_per_rank(bytes_per_rank)
 # %% bytes-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# First one tensor and one rank: how many rows? 10 rows on 4 ranks are 3, 3, 3 and 1; on 8 ranks 2, 2, 2, 2, 2, 0, 0, 0.
+# Begin with one tensor and one rank: how many rows? 10 rows on 4 ranks give 3, 3, 3 and 1; on 8 ranks 2, 2, 2, 2, 2, 0,
+# 0, 0.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A part has `math.ceil(rows / ranks)` rows. Rank $r$ begins at row `r * part`; what is left from there may be fewer than a
-# part, and must not be negative. A row has `math.prod(rest)` numbers, also where nothing follows.
+# A part has `math.ceil(rows / ranks)` rows. Rank $r$ begins at row `r * part`; what is left from there may be fewer
+# than a part, and must not be negative. A row has `math.prod(rest)` elements, which is 1 if there are no further
+# dimensions.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -80,7 +83,7 @@ gpulab.check.bytes_per_rank(bytes_per_rank)
 # </details>
 
 # %% bytes-seen-text [markdown]
-# And PyTorch's own? Three ranks, of which the last runs here:
+# Compare with PyTorch's own: three ranks, of which the last runs here:
 
 # %% bytes-seen tags=["needs-answer"]
 with gpulab.VirtualGPU("T4", ranks=3, rank=2, compute=False):
@@ -98,28 +101,27 @@ print("bytes of weights:", seen, "with fully_shard,", yours, "with yours")
 # %% save-text [markdown]
 # ## 2 · One file for everybody
 #
-# **Build** the last line of a training script: the sharded model, whole, in one file. **Why:** DCP's folder is for going
-# on; who evaluates, converts or publishes the model wants one file. Two ways that seem right end in a file with a part of
-# the rows, or in a hang, and a third in an out-of-memory error, for models that needed sharding.
+# **Build** the last step of a training script: save the sharded model, whole, in one file. **Why:** DCP's folder is for
+# resuming; to evaluate, convert or publish a model you want one file. Two ways that look right give a file with only
+# some of the rows, or a hang; a third runs out of memory with exactly the models that need sharding.
 #
 # 20 minutes · difficulty ●●○
 #
-# The check calls your function on two or three real processes, with the process group open and a model on which
+# The check calls your function on two or three real processes, with an open process group and a model on which
 # `fully_shard` has been called. What a rank prints is shown under the result.
 
 # %% save_whole tags=["solution"]
 def save_whole(model, path):
-    """Save the state dict of model, which fully_shard has cut, as one file at path,
-    which rank 0 alone writes.
+    """Save the state dict of model, which fully_shard has sharded, as one file at path, which rank
+    0 alone writes.
 
-    Called on all ranks. torch.load(path) gives, on any machine and without a process group, a
-    dictionary of whole, plain tensors on the CPU, under the names that it had before it was
-    cut. The weights have the values that they have now, all rows of them; so have the buffers,
-    which are whole on every rank.
-    The model may be too large for one GPU: on no GPU more than one of them is whole at a time,
-    beside what lay there. The model stays cut as it is, and the process group open.
+    All ranks call it. torch.load(path) returns, on any machine and without a process group, a
+    dictionary of whole, plain tensors on the CPU, under the names that they had before sharding.
+    The weights have their current values, in all rows; so do the buffers, which are whole on every
+    rank. The model may be too large for one GPU: on no GPU is more than one weight whole at a time,
+    beside what was there before. The model stays sharded, and the process group open.
     """
-    # TODO: go through the state dict. What does each rank call, and what is only rank 0's?
+    # TODO: go through the state dict. What must every rank call, and what only rank 0?
     ### BEGIN SOLUTION
     whole = {}
     for name, value in model.state_dict().items():
@@ -137,57 +139,59 @@ gpulab.check.save_whole(save_whole)
 # %% save-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What does `model.state_dict()` hold on this rank: how many rows, and of which type? Buffers are not cut.
+# What does `model.state_dict()` hold on this rank: how many rows, and of which type? Buffers are not sharded.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `full_tensor()` of a `DTensor` is a collective: each rank calls it for each tensor, in the same order, also those that do
-# nothing with the result. What belongs to rank 0 stands under an `if`, after it.
+# `full_tensor()` of a `DTensor` is a collective: every rank calls it for each tensor, in the same order, even ranks
+# that do not use the result. What only rank 0 does goes under an `if`, after it.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# One tensor at a time: gather it, on rank 0 `cpu()` it into a dictionary, and let go of it before the next. Then rank 0
-# calls `torch.save`.
+# One tensor at a time: gather it, copy it on rank 0 into a dictionary with `cpu()`, and release it before the next.
+# Then rank 0 calls `torch.save`.
 #
 # </details>
 
 # %% train-text [markdown]
 # ## 3 · The losses of one GPU
 #
-# **Build** the training of a model that no GPU can hold. **Why:** a cut model trains without any error also where the
-# optimizer holds the old weights, where each rank clips by a norm of its own, and where all of the model was whole on a GPU
-# for a moment. Equal losses and norms show that it is the same training, and the bytes show that it is cut.
+# **Build** the training of a model that no single GPU can hold. **Why:** a sharded model trains without any error even
+# if the optimizer holds the old weights, if each rank clips by its own norm, or if the whole model was on one GPU for a
+# moment. Equal losses and norms show that the training is the same, and the bytes show that the model is sharded.
 #
 # 20 minutes · difficulty ●●○
 #
-# The check calls your function on two or three real processes, on one machine or each on a machine of its own, each with a GPU
-# and with the process group open, and compares with one process that has the whole model. What a rank prints is shown under the result.
+# The check calls your function on two or three real processes, on one machine or each on its own machine, each with a
+# GPU and an open process group, and compares with one process that has the whole model. What a rank prints is shown
+# under the result.
 #
 # **`train_sharded(model, batches, learning_rate, limit)`**
 #
 # - `model`: on the CPU, whole and the same on all ranks: `model.embed`, then the blocks in `model.blocks`, then
 #   `model.head`
-# - `batches`: a list of (x, label) on the CPU, the same on all ranks; the number of ranks divides the length of each
+# - `batches`: a list of (x, label) on the CPU, the same on all ranks; each length is a multiple of the number of ranks
 #
-# Called on each rank, with the process group open and this rank's GPU the current one. The model may be too large for
-# the GPUs: on none are more than two blocks whole at a time, beside embed and head.
+# Every rank calls it, with an open process group and its own GPU current. The model may be too large for one GPU: on
+# none are more than two blocks whole at a time, beside embed and head.
 #
-# Of each batch every rank takes an equal part, and no sample is taken twice. A step is that of `torch.optim.AdamW` with
-# this learning rate, for the mean cross entropy of the batch, with the gradient of the whole model clipped to the norm
-# limit. The weights become those that one process with the whole model gets.
+# Of each batch every rank takes an equal part, and no sample is taken twice. Each step is one of `torch.optim.AdamW`
+# with this learning rate, for the mean cross-entropy of the batch, with the gradient of the whole model clipped to the
+# norm `limit`. The weights become those that one process with the whole model gets.
 #
-# `loss` is the mean over all samples of the batch, and `norm` that of the whole gradient, before it is clipped; both are
-# the same on every rank. Afterwards each rank has its part of every weight on its GPU, and the process group is open.
+# `loss` is the mean over all samples of the batch, and `norm` that of the whole gradient, before it is clipped; both
+# are the same on every rank. Afterwards each rank has its part of every weight on its GPU, and the process group is
+# open.
 
 # %% train_sharded tags=["solution"]
 def train_sharded(model, batches, learning_rate, limit):
-    """Cut model and train it, a step for each batch, in order; return a list of (loss, norm),
-    floats, one of each step.
+    """Shard model and train it, one step per batch, in order; return a list of (loss, norm),
+    floats, one for each step.
     """
-    # TODO: cut, then make the optimizer. Which numbers are this rank's alone, and
-    # who makes them those of all?
+    # TODO: shard, then make the optimizer. Which numbers are only this rank's, and what combines
+    # them?
     ### BEGIN SOLUTION
     for block in model.blocks:
         fully_shard(block)  # to this rank's GPU, one block at a time
@@ -214,48 +218,50 @@ gpulab.check.train_sharded(train_sharded)
 # %% train-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What lies on the GPU, line by line? `model.cuda()` brings all of it there. `fully_shard(block)` brings one block to this
-# rank's GPU and leaves this rank's rows. In which order do the cut and the optimizer come, and why?
+# What is on the GPU after each line? `model.cuda()` moves the whole model there. `fully_shard(block)` moves one block
+# to this rank's GPU and keeps this rank's rows. In which order do sharding and the optimizer come, and why?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `x[rank::ranks]` is this rank's part of a batch. `backward()` averages the gradients over the ranks, and since the parts are
-# equal, that is the gradient of the whole batch. `clip_grad_norm_` of the cut parameters takes the norm over all ranks.
+# `x[rank::ranks]` is this rank's part of a batch. `backward()` averages the gradients over the ranks, and since the
+# parts are equal, that is the gradient of the whole batch. `clip_grad_norm_` on the sharded parameters uses the norm
+# over all ranks.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Two numbers remain. The loss is that of this rank's part: an all-reduce of `loss.detach()` with `dist.ReduceOp.AVG`. The
-# norm that `clip_grad_norm_` returns is a `DTensor`: `full_tensor()`, on all ranks. Then `item()` of both.
+# Two numbers remain. The loss is that of this rank's part: all-reduce `loss.detach()` with `dist.ReduceOp.AVG`. The
+# norm that `clip_grad_norm_` returns is a `DTensor`: call `full_tensor()`, on all ranks. Then `item()` on both.
 #
 # </details>
 
 # %% fewest-text [markdown]
 # ## 4 · Stretch: as few GPUs as do
 #
-# **Build** the first decision of a project: how many GPUs, and which cut. **Why:** a machine too many costs every hour of the
-# run; one too few is found out at the first step, after the queue. The rule is short, and every part of it turns some decision.
+# **Build** the first decision of a project: how many GPUs, and which way to shard. **Why:** a machine too many costs
+# money every hour of the run; one too few fails at the first step, after a long wait in the queue. The rule is short,
+# and each part of it matters for some models.
 #
 # 20 minutes · difficulty ●●○
 #
 # **`fewest_gpus(parameters, unit, activations, batch, memory, machine, most)`**
 #
-# The ways, the simplest first (what each changes in a script and asks of the link), with the bytes on each GPU:
+# The ways, simplest first (by how much each changes in a script and asks of the link), with the bytes on each GPU:
 #
-# - `"ddp"`: 16 bytes for each parameter (fp32, AdamW: 4 + 4 + 8), and the activations of its part of the batch
-# - `"zero1"`: the same with the 8 of optimizer state cut into equal parts, one for each rank
-# - `"fsdp"`: all 16 cut, its part's activations, and four times one unit, 4 bytes for each of its parameters, whole for
-#   a moment: the weights of two units, the gradient of one, and the copy of that which is sent
-# - `"tensor"`: all 16 cut, and the activations of the whole batch cut too; no unit is whole. It is the last, although it may
-#   send fewer bytes than fsdp: its exchanges hide behind nothing
+# - `"ddp"`: 16 bytes per parameter (fp32, AdamW: 4 + 4 + 8), and the activations of its part of the batch
+# - `"zero1"`: the same, with the 8 bytes of optimizer state sharded equally over the ranks
+# - `"fsdp"`: all 16 sharded, its part's activations, and temporarily four whole units, at 4 bytes per parameter: the
+#   weights of two units, the gradient of one, and the copy of that gradient which is sent
+# - `"tensor"`: all 16 sharded, and the activations of the whole batch sharded too; no unit is whole. It comes last,
+#   although it may send fewer bytes than fsdp, because nothing hides its exchanges
 #
 # The arguments:
 #
-# - `unit`: the most parameters that fsdp gathers at once
-# - `activations`: bytes for one sample, batch samples a step on all ranks together. Under the first three a rank has
-#   the batch divided by the ranks, and it must divide the batch; `"tensor"` works whatever the batch
-# - `memory`: bytes of a GPU, which may be full to the last byte
+# - `unit`: the largest number of parameters that fsdp gathers at once
+# - `activations`: bytes for one sample; a step has `batch` samples on all ranks together. In the first three ways each
+#   rank takes batch / ranks samples, which must be a whole number; `"tensor"` works with any batch - `memory`: bytes of
+#   a GPU, all of which may be used
 # - `machine`: GPUs in a machine; `"tensor"` only within one machine
 
 # %% fewest_gpus tags=["solution"]
@@ -263,8 +269,7 @@ def fewest_gpus(parameters, unit, activations, batch, memory, machine, most):
     """(ranks, way): the fewest GPUs that train the model, at most `most`, and the first way that
     fits there; None if none of them fits.
     """
-    # TODO: from 1 rank upwards: what does each way need, and which of them
-    # may be used with so many?
+    # TODO: from 1 rank upwards: what does each way need, and which ways are possible with so many?
     ### BEGIN SOLUTION
     for ranks in range(1, most + 1):
         shard, own = 16 * parameters / ranks, activations * batch / ranks
@@ -293,8 +298,8 @@ gpulab.check.fewest_gpus(fewest_gpus)
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# For each way two questions: may it be used with so many ranks (`batch % ranks == 0` for three of them, `ranks <= machine` for
-# the fourth), and do its bytes fit (`<=`)?
+# For each way ask two questions: is it possible with so many ranks (`batch % ranks == 0` for three of them,
+# `ranks <= machine` for the fourth), and do its bytes fit (`<=`)?
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -305,8 +310,8 @@ gpulab.check.fewest_gpus(fewest_gpus)
 # </details>
 
 # %% fewest-seen-text [markdown]
-# The three models of the lecture on H100s of 79 GiB, in machines of eight, with checkpointing: 48 samples of 2048 tokens, of which
-# each block keeps its input, 4 bytes a number.
+# The three models of the lecture on H100s of 79 GiB, in machines of eight, with checkpointing: 48 samples of 2048
+# tokens; each block keeps its input, 4 bytes per element.
 
 # %% fewest-seen tags=["needs-answer"]
 for size, width, depth in (("7B", 4096, 32), ("13B", 5120, 40), ("70B", 8192, 86)):

@@ -1,8 +1,8 @@
 # %% title [markdown]
 # # 14 · Exercises: a run that survives interruptions
 #
-# Four answers, about 95 minutes. Each is checked on your own code: run the check cell under it as often as you like. It
-# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
+# Four exercises, about 95 minutes. A check cell under each tests your code: run it as often as you like. It draws new
+# inputs every time, and when it fails it says what it expected, what it got, and which section of
 # [the lecture](../notebooks/14_long_runs.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
@@ -31,29 +31,29 @@ gpu = gpulab.setup()
 # %% resume-text [markdown]
 # ## 1 · To the bit
 #
-# **Build** the state from which a run goes on as if it had never been interrupted. **Why:** a run that resumes from the
-# weights alone gives no error. It may train worse, and nobody knows why; and a bug that shows at step 90,000 can be
-# looked at again only if the steps before it come again, to the bit.
+# **Build** the state from which a run continues as if it had never been interrupted. **Why:** a run that resumes from
+# the weights alone raises no error. It may train worse, and nobody knows why; and you can reproduce a bug that appears
+# at step 90,000 only if the steps before it repeat bit for bit.
 #
 # 25 minutes · difficulty ●●○
 #
 # **Predict first:** of the twelve pieces of state below, how many does `model.state_dict()` hold?
 #
 # The check interrupts small runs before their first step, at the start of an epoch and in the middle of one, on one
-# virtual GPU and on two. It goes on in a run that has trained before, with other seeds, and compares every piece with a
-# twin that was never interrupted.
+# virtual GPU and on two. It resumes in a run that has already trained, with other seeds, and compares every piece of
+# state with a run that was never interrupted.
 #
 # **`Resumable(run)`**
 #
-# - `state_dict()`: a dictionary of all that the next steps of run depend on. It stays what it is while run goes on,
-#   also when it has been loaded; `torch.save` writes it, and `torch.load(path, weights_only=True)` reads it. run itself
-#   goes on as if nobody had looked.
-# - `load_state_dict(state)`: brings run to that state, whatever it has done before, and on whichever device
+# - `state_dict()`: a dictionary of everything that the next steps of run depend on. It does not change while run
+#   continues, even after it has been loaded; `torch.save` writes it, and `torch.load(path, weights_only=True)` reads
+#   it. Calling it does not affect run.
+# - `load_state_dict(state)`: puts run into that state, whatever it has done before, and on whichever device
 #   `torch.load` has put the tensors. Its next steps are then those of the run that was saved, to the bit. The model,
 #   optimizer, scheduler and scaler stay the same objects, and the optimizer steps the model's own parameters.
 #
-# `run.model`, `run.optimizer`, `run.scheduler` and `run.scaler` are those of torch; the model may lie on two GPUs.
-# `run.epoch` and `run.place` are whole numbers: epochs that are done, and batches of the one that is not.
+# `run.model`, `run.optimizer`, `run.scheduler` and `run.scaler` are PyTorch objects; the model may be spread over two
+# GPUs. `run.epoch` and `run.place` are whole numbers: the epochs done, and the batches done in the current one.
 #
 # `run.order` is the order of this epoch's data: a tensor on the CPU, drawn when the epoch begins; `None` before the
 # first. A step draws from the global generators of Python (random), NumPy and PyTorch on the CPU, and from that of each
@@ -61,12 +61,12 @@ gpu = gpulab.setup()
 
 # %% Resumable tags=["solution"]
 class Resumable:
-    """A run as one state: Resumable(run), with the two methods of
+    """A run's state as one object: Resumable(run), with the two methods of
     torch.distributed.checkpoint's Stateful.
     """
 
     def __init__(self, run):
-        # TODO: keep the run; then write state_dict and load_state_dict. Which parts bring a
+        # TODO: keep the run; then write state_dict and load_state_dict. Which parts have a
         # state_dict of their own, and which don't?
         ### BEGIN SOLUTION
         self.run = run
@@ -78,13 +78,13 @@ class Resumable:
         state["where"] = run.epoch, run.place, run.order
         state["python"] = random.getstate()
         name, keys, *rest = np.random.get_state()
-        state["numpy"] = name, keys.tolist(), *rest  # weights_only takes no array of NumPy's
+        state["numpy"] = name, keys.tolist(), *rest  # weights_only reads no NumPy arrays
         state["cpu"] = torch.get_rng_state()
         state["gpus"] = torch.cuda.get_rng_state_all()
         return copy.deepcopy(state)  # a state dict's tensors are those that train
 
     def load_state_dict(self, state):
-        # the optimizer goes on with the very tensors that it is given
+        # the optimizer continues with the very tensors that it gets
         run, state = self.run, copy.deepcopy(state)
         for part in ("model", "optimizer", "scheduler", "scaler"):
             getattr(run, part).load_state_dict(state[part])
@@ -92,7 +92,7 @@ class Resumable:
         run.order = order if order is None else order.cpu()
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
-        # a generator's state lies on the CPU, also that of a GPU
+        # a generator's state is on the CPU, even a GPU's
         torch.set_rng_state(state["cpu"].cpu())
         torch.cuda.set_rng_state_all([numbers.cpu() for numbers in state["gpus"]])
         ### END SOLUTION
@@ -103,28 +103,29 @@ gpulab.check.resume_exactly(Resumable)
 # %% resume-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Go through `step()` line by line in your mind: what does it read that an earlier step has written? Four parts have a
-# `state_dict()` of their own. Three are plain attributes. The rest is in generators.
+# Go through `step()` line by line: what does it read that an earlier step has written? Four parts have a `state_dict()`
+# of their own. Three are plain attributes. The rest is in random generators.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
 # `random.getstate()`, `np.random.get_state()`, `torch.get_rng_state()`, `torch.cuda.get_rng_state_all()`, and the
 # functions that set them. NumPy's state is a tuple with an array in it; `weights_only=True` reads tensors, numbers,
-# texts and containers of those.
+# strings and containers of those.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Three traps. The tensors in a `state_dict()` are those that go on training: `copy.deepcopy` before you return it. An
-# optimizer's `load_state_dict` takes over the tensors that it is given, and trains on in them: load a copy. And
-# `torch.load(…, map_location="cuda")` puts *every* tensor on the GPU, also the generators' states and the order:
+# Three traps. The tensors in a `state_dict()` are the live ones, which training changes: `copy.deepcopy` before you
+# return it. An optimizer's `load_state_dict` keeps the tensors that it gets, and training changes them: load a copy.
+# And `torch.load(…, map_location="cuda")` puts *every* tensor on the GPU, even the generators' states and the order:
 # `.cpu()`.
 #
 # </details>
 
 # %% resume-seen-text [markdown]
-# A run of yours, interrupted in its second epoch: eight steps without interruption, and the last three of them again.
+# Your class on a run that is interrupted in its second epoch: eight steps without interruption, then the last three of
+# them again.
 
 # %% resume-run
 class Run:
@@ -166,40 +167,40 @@ print("from the file:   ", [f"{loss:.3f}" for loss in again], same)
 # %% atomic-text [markdown]
 # ## 2 · Whole, or not there
 #
-# **Build** the checkpoints of a run, in a folder, so that no moment is the wrong one to be interrupted. **Why:**
-# `torch.save(state, "checkpoint.pt")` begins by emptying the only checkpoint there is. Machines that are taken away are
-# taken away in the middle of something, and writing is what a large run does for minutes every hour.
+# **Build** a class that keeps a run's checkpoints in a folder, so that an interruption at any moment does no harm.
+# **Why:** `torch.save(state, "checkpoint.pt")` begins by truncating the only checkpoint there is. Machines disappear in
+# the middle of something, and a large run spends minutes of every hour writing checkpoints.
 #
 # 30 minutes · difficulty ●●●
 #
-# **Predict first:** after how many of the operations of `torch.save(state, path)` is there no whole file?
+# **Predict first:** after how many of the operations of `torch.save(state, path)` is there no complete file?
 #
-# The check records your save with `gpulab.crash`, and asks for the latest state after a kill at every operation and
-# after a power cut at every moment. Then it damages files. Nothing is really killed, and no disk really waits.
+# The check records your save with `gpulab.crash`, and calls latest() after a kill at every operation and after a power
+# cut at every moment. Then it damages files. Nothing is really killed, and no disk really waits.
 #
 # **`Checkpoints(folder, keep)`**
 #
-# - `folder`: a `pathlib.Path`, of a folder that exists; it is a disk of its own, as a mounted one is
+# - `folder`: a `pathlib.Path` of an existing folder, on a disk of its own, like a mounted one
 # - `save(state, step)`: writes state with `torch.save`, as `f"step{step}.pt"`; each step is larger than those before.
-#   The keep newest stay, in as many files, and nothing else but what `latest()` has set aside: also what a killed save
-#   has left goes with the next one.
-# - `latest()`: the state with the largest step, read with `torch.load(…, weights_only=True)`; `None` where nothing was
+#   Only the `keep` newest files stay, and those that `latest()` has set aside: the next save also removes what a killed
+#   save has left.
+# - `latest()`: the state with the largest step, read with `torch.load(…, weights_only=True)`; `None` if nothing was
 #   ever saved
 #
-# Other programs read these files: at every moment each file whose name ends in `.pt` is whole. Whatever operation of
-# save a process is killed at, `latest()` then gives the state of the save before, or the new one. The same holds after
-# a power cut. Once save has returned, it is the new one, also after a power cut.
+# Other programs read these files: at every moment each file whose name ends in `.pt` is complete. At whatever operation
+# of save a process is killed, `latest()` then returns the state of the save before, or the new one. The same holds
+# after a power cut. Once save has returned, it is the new one, even after a power cut.
 #
-# Where a state cannot be saved, save raises what `torch.save` raises, and all is as it was before.
+# If a state cannot be saved, save raises what `torch.save` raises, and all files are as before.
 #
-# A disk may damage a file: cut it off, or put zeros in the place of some of its bytes. `latest()` then takes the one
-# before it, and the damaged file is set aside under a name with another ending, and stays there, so that somebody can
-# look at it. Where all are damaged, `latest()` raises at every call: `None` would begin the run at step 0.
+# A disk may damage a file: truncate it, or replace some of its bytes by zeros. `latest()` then takes the one before it,
+# and the damaged file is set aside under a name with another ending, and stays there, so that somebody can look at it.
+# If all are damaged, `latest()` raises at every call: `None` would start the run at step 0.
 #
-# A file that cannot be opened is not damaged, nor is one that is whole and that `torch.load` refuses: `latest()`
-# raises, and the file keeps its name.
+# A file that cannot be opened is not damaged, nor is a complete one that `torch.load` refuses: `latest()` raises, and
+# the file keeps its name.
 #
-# The next call may be made by another process, which has an object of its own.
+# The next call may come from another process, with an object of its own.
 
 # %% Checkpoints tags=["solution"]
 class Checkpoints:
@@ -208,8 +209,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder, keep):
-        # TODO: keep both. Then save, in steps that are each whole or not
-        # done; and latest, newest first
+        # TODO: keep both. Then save, in steps that are each done fully or not at all; and latest,
+        # newest first
         ### BEGIN SOLUTION
         self.folder, self.keep = folder, keep
 
@@ -275,30 +276,31 @@ gpulab.check.atomic_checkpoint(Checkpoints)
 # %% atomic-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A rename is whole or not done; a write is not. So write under another name, in the same folder, and rename with
-# `os.replace` when all is there. What happens to that other file when the process is killed, and who removes it?
+# A rename happens fully or not at all; a write does not. So write under another name, in the same folder, and rename
+# with `os.replace` when everything is written. What happens to that other file when the process is killed, and who
+# removes it?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Three places hold bytes back: Python's buffer (`file.flush()`), the system's cache (`os.fsync(file.fileno())`), and
-# the folder, whose entry the new name is (`os.open(folder, os.O_RDONLY)`, `os.fsync`, `os.close`; Windows opens no
-# folder). In which order with the rename, and when may the oldest file go?
+# Data may wait in three places: in Python's buffer (`file.flush()`), in the system's cache (`os.fsync(file.fileno())`),
+# and in the folder, which has an entry for the new name (`os.open(folder, os.O_RDONLY)`, `os.fsync`, `os.close`;
+# Windows cannot open a folder). In which order do they come with the rename, and when may you remove the oldest file?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `torch.load` finds a file that is cut off, and not one with zeros in the middle. What `torch.save` writes is a zip
-# archive: `zipfile.ZipFile(path).testzip()` compares the checksum of each part, and `zipfile.BadZipFile` says that it
-# is no archive. The list of the parts, at the end, has no checksum: zeros there are found by `torch.load`, which raises
-# RuntimeError, ValueError or EOFError. An `except Exception` sets healthy files aside too, as when a file server is
-# gone for a minute. Sort by `int(...)` of the step: as text, 9 comes after 10.
+# `torch.load` detects a truncated file, but not one with zeros in the middle. `torch.save` writes a zip archive:
+# `zipfile.ZipFile(path).testzip()` compares the checksum of each part, and `zipfile.BadZipFile` means that the file is
+# not an archive. The list of the parts, at the end, has no checksum: `torch.load` detects zeros there, and raises
+# RuntimeError, ValueError or EOFError. An `except Exception` sets healthy files aside too, for example when a file
+# server is away for a minute. Sort by `int(...)` of the step: as strings, 9 comes after 10.
 #
 # </details>
 
 # %% atomic-seen-text [markdown]
-# What is there after a kill at every moment of a save of yours, in order; after a power cut meanwhile; and after one
-# when the save has returned:
+# What your latest() returns after a kill at every moment of a save, in order; after a power cut during the save; and
+# after a power cut once the save has returned:
 
 # %% atomic-seen tags=["needs-answer"]
 def latest_steps(states):
@@ -322,40 +324,40 @@ with tempfile.TemporaryDirectory() as name:
 # %% notice-text [markdown]
 # ## 3 · The notice
 #
-# **Build** the loop of a job that may be asked to go. **Why:** SLURM sends a signal before it takes the machine away,
-# and so does whoever watches for a cloud's notice. A handler runs between two bytecode instructions: in the middle of a
-# step, of a save, of an exception. A handler that saves at once saves a state that never was.
+# **Build** the loop of a job that may be asked to stop. **Why:** SLURM sends a signal before it takes the machine away,
+# and so does a program that watches for a cloud's notice. A handler runs between two bytecode instructions: in the
+# middle of a step, a save, or an exception. A handler that saves at once saves an inconsistent state.
 #
 # 20 minutes · difficulty ●●○
 #
 # **Predict first:** a handler runs between two instructions of the main thread. What does the thread do meanwhile?
 #
-# The check calls your function in a process of its own, in the main thread, since only there a handler can be set, and
-# raises real signals at moments of its choice.
+# The check calls your function in a process of its own, in the main thread, because only there can a handler be set,
+# and sends real signals at moments of its choice.
 #
 # **`save_on_notice(train_step, save, first, last, every)`**
 #
-# - `train_step(step)`: for each step from first to last - 1, in order; nothing where first is last
-# - `save(done)`: after every `every` steps and after the last one, with the number of the next step: first + every is
-#   the first such number. It takes its time.
+# - `train_step(step)`: call it call it for each step from first to last - 1, in order; not at all if first is last
+# - `save(done)`: call it call it after every `every` steps and after the last one, with the number of the next step:
+#   first + every is the first such number. It takes a while.
 #
-# SIGTERM is the notice. The step that is being made comes to its end, no other one begins, and save is called once,
-# also if it was its time anyway. A notice during save changes nothing of that: what is being saved is not saved again.
-# A second notice does nothing more.
+# SIGTERM is the notice. The current step runs to its end, no other one begins, and save is called once, even if a save
+# was due anyway. A notice during save does not change that: what is being saved is not saved again. A second notice has
+# no effect.
 #
-# What it returns is for the caller, who leaves a file that says “again”, as `main` does in the lecture: as an exit code
-# it would not get through `torchrun`.
+# The returned value is for the caller, which leaves a file that says “again”, like `main` in the lecture: an exit code
+# would not get through `torchrun`.
 #
-# When this function is left, the handler of SIGTERM is the one from before: also after an exception of `train_step` or
-# of save, or Ctrl-C, which reaches the caller, and nothing is saved after it.
+# When this function ends, the handler of SIGTERM is the previous one: even after an exception of `train_step` or of
+# save, or Ctrl-C, which reaches the caller, and nothing is saved after it.
 
 # %% save_on_notice tags=["solution"]
 def save_on_notice(train_step, save, first, last, every):
-    """Train, and save, until the end or until SIGTERM comes; return 75 if a notice has
-    left steps undone, else 0.
+    """Train and save until the end, or until SIGTERM comes; return 75 if a notice has left steps
+    undone, else 0.
     """
-    # TODO: a handler that only takes note; a loop that looks after each step; and the old
-    # handler back, whatever happens
+    # TODO: a handler that only records the notice; a loop that checks after each step; and restore
+    # the old handler, whatever happens
     ### BEGIN SOLUTION
     noticed = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: noticed.append(number))
@@ -378,20 +380,20 @@ gpulab.check.save_on_notice(save_on_notice)
 # %% notice-hints [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `signal.signal(signal.SIGTERM, handler)` sets a function of (number, frame), and returns the handler from before. The
-# less it does the better: it may append to a list.
+# `signal.signal(signal.SIGTERM, handler)` installs a function of (number, frame), and returns the previous handler. The
+# less the handler does the better: it may append to a list.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# After each step there are three reasons to save, and one save: the notice, the last step, and that it is time. Then look
-# again whether there was a notice, since it may have come during the save.
+# After each step there are three reasons for a single save: a notice, the last step, or a save is due. Then check again
+# for a notice, because it may have come during the save.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# All of it stands in `try … finally`, and the `finally` sets the old handler. No `except`: whoever presses Ctrl-C, or
-# has a step that fails, wants to see it, and the state is half of a step then.
+# Put all of it in `try … finally`, and restore the old handler in `finally`. Use no `except`: after Ctrl-C or a failed
+# step the user wants to see the exception, and the state is then in the middle of a step.
 #
 # </details>
 
@@ -413,32 +415,32 @@ print("and the code is", code)
 # %% interval-text [markdown]
 # ## 4 · Stretch: how often to save
 #
-# **Build** the interval between checkpoints that loses least, and the hours to ask for. **Why:** save too often, and
-# you pay in checkpoints; save too rarely, and you pay in work done twice. And a run on a hundred machines is
-# interrupted a hundred times as often as each of them.
+# **Compute** the interval between checkpoints that loses the least time, and the hours to request. **Why:** if you save
+# too often, you pay for checkpoints; if you save too rarely, you pay for work done twice. And a run on a hundred
+# machines is interrupted a hundred times as often as a run on one.
 #
 # 20 minutes · difficulty ●●○
 #
 # **Predict first:** a machine fails once in 200 days. How often does a run on 200 machines stop?
 #
-# An interruption comes at any moment with the same probability, also while a checkpoint is written or the run starts
-# again. After it the run starts again, which takes $R$ hours, and goes on from the last checkpoint. With $M$ hours
-# between interruptions of the run, a stretch of $t$ hours (work and the checkpoint after it) then takes on average
+# An interruption is equally likely at any moment, even while a checkpoint is written or the run restarts. After it the
+# run restarts, which takes $R$ hours, and continues from the last checkpoint. With a mean of $M$ hours between
+# interruptions of the run, a stretch of $t$ hours (work and the checkpoint after it) takes on average
 # $M\,e^{R/M}\,(e^{t/M} - 1)$ hours, all repetitions included (Daly, 2006). The work is cut into equal stretches, and
 # after each one, the last too, a checkpoint is written.
 #
 # **`best_interval(checkpoint_seconds, restart_minutes, hours_between, machines, work_hours)`**
 #
 # - `checkpoint_seconds`: seconds to write a checkpoint
-# - `restart_minutes`: minutes from an interruption until the run goes on from its last checkpoint
+# - `restart_minutes`: minutes from an interruption until the run continues from its last checkpoint
 # - `hours_between`: mean hours between two interruptions of one machine
-# - `machines`: how many there are: each of them interrupts the whole run
+# - `machines`: how many machines there are: a failure of any interrupts the whole run
 # - `work_hours`: hours that the run takes without interruptions and checkpoints, at most 100 times the mean time
 #   between two interruptions of the run
 #
-# The interval is one with which the hours lost, expected - `work_hours`, are the least, to within 1 %: also where a
-# checkpoint takes about as long as an interruption lets it, and where it is best to save at the end alone; then it is
-# `work_hours`.
+# The interval is one with which the hours lost, expected - `work_hours`, are the least, to within 1 %: even if a
+# checkpoint takes about as long as the time between interruptions, and if it is best to save only at the end; then it
+# is `work_hours`.
 #
 # `expected` is the mean time of the whole run with this interval, to within 1 %.
 
@@ -447,7 +449,7 @@ def best_interval(checkpoint_seconds, restart_minutes, hours_between, machines, 
     """(interval, expected): hours of work between two checkpoints, and hours that the
     run then takes on average.
     """
-    # TODO: everything in hours; the expected time for n stretches; and the n with the least
+    # TODO: convert to hours; the expected time for n stretches; and the n with the least time
     ### BEGIN SOLUTION
     checkpoint, restart = checkpoint_seconds / 3600, restart_minutes / 60
     between = hours_between / machines
@@ -473,20 +475,20 @@ gpulab.check.best_interval(best_interval)
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Write the expected time as a function of the number of stretches: so many times the time of one, whose length is the
-# work over that number, plus a checkpoint. `math.expm1(x)` is $e^x - 1$.
+# Write the expected time as a function of the number of stretches: that number times the time of one stretch, whose
+# length is the work divided by the number, plus a checkpoint. `math.expm1(x)` is $e^x - 1$.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `min(range(1, most), key=expected)` tries them all. Young's $\sqrt{2CM}$ says where to look: a few times as many
-# stretches as it gives are enough.
+# `min(range(1, most), key=expected)` tries them all. Young's $\sqrt{2CM}$ shows where to look: try up to a few times as
+# many stretches as it gives.
 #
 # </details>
 
 # %% interval-seen-text [markdown]
 # Your numbers for a week of work on 8 and on 1,024 machines that fail once in 200 days, with a checkpoint of 90 seconds
-# (by the formula above):
+# (computed):
 
 # %% interval-seen tags=["needs-answer"]
 for machines in (8, 1024):

@@ -84,5 +84,5 @@ def test_a_mistake_that_nobody_foresaw_is_told_its_clause():
     odd = bank.edited(add("[p.grad.mul_(1.7) for p in model.parameters() if p.grad is not None]", after="clip_"))
     with pytest.raises(gpulab.CheckFailed) as caught:
         bank.check(odd, seed=1)
-    assert caught.value.summary.startswith("the optimizer steps with another gradient")
+    assert caught.value.summary.startswith("the optimizer steps with a wrong gradient")
     assert not caught.value.rows["also"]

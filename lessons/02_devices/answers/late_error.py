@@ -76,31 +76,32 @@ def runs_again_from_the_start(steps, batch):
 
 # --- no wait, or in the wrong place ----------------------------------------------------------------------
 BANK.mistakes(
-    ("nobody waits, and the step is named where the error surfaced",
-     "the kernel was launched by a step before it: wait for each step", drop(SYNC),
+    ("nothing waits, and the step at which the error surfaced is named",
+     "an earlier step launched the kernel: wait after each step", drop(SYNC),
      (drop(SYNC), add('__import__("os").environ["CUDA_LAUNCH_BLOCKING"] = "1"', before=LOOP))),
-    ("nobody waits, and one was taken off",
-     "right by luck: how much later an error surfaces is not fixed. Wait after each step",
+    ("nothing waits, and one was subtracted",
+     "right by luck: how much later an error surfaces can vary. Wait after each step",
      (drop(SYNC), change("return number", "return number - 1"))),
-    ("the wait stands before the step", "it finds the one before: wait after each step", swap(STEP, SYNC)),
+    ("the wait stands before the step",
+     "then it finds the failure of the step before: wait after each step", swap(STEP, SYNC)),
     ("the wait stands outside the try", "the wait that finds the fault raises: it has to be inside the try",
      change(TRY_END, f"        {CATCH}\n            return number\n        {SYNC}")),
-    ("there is one wait for all of them", "it tells that something failed, not where: synchronize after each step",
+    ("there is one wait for all steps", "it shows that something failed, not where: synchronize after each step",
      waits_at_the_end),
-    ("nobody waits for the last step", "its kernel fails after the call has returned: synchronize after each step",
+    ("nothing waits for the last step", "its kernel fails after the call has returned: synchronize after each step",
      change(SYNC, f"number < len(steps) - 1 and {SYNC}")),
-    ("something is asked of the result, and nobody waits",
-     "right by luck: here an error surfaces at the next call of any kind, on a GPU perhaps at a later one. Wait after "
-     "each step", change(SYNC, "batch.sum()")),
+    ("the result is queried, but nothing waits",
+     "right by luck: here an error surfaces at the next call of any kind, on a real GPU perhaps at a later one. Wait "
+     "after each step", change(SYNC, "batch.sum()")),
 )  # fmt: skip
 
 # --- what is caught, counted and returned ----------------------------------------------------------------
 BANK.mistakes(
     ("no error is caught", "the wait that finds the fault raises: it has to be inside a try",
      change("except RuntimeError", "except ZeroDivisionError")),
-    ("an error at the call is not caught", "a step may also raise at its call, as any line of Python does",
+    ("an error at the call is not caught", "a step's call may also raise, like any line of Python",
      change("except RuntimeError", "except torch.AcceleratorError")),
-    ("an error at the call was taken for none",
+    ("an error at the call was ignored",
      "it counts too: catch RuntimeError, of which torch.AcceleratorError is one",
      change("return number", "return None if 'shape' in str(__import__('sys').exc_info()[1]) else number")),
     ("the steps are counted from 1", "they are counted from 0, as in a list", change("(steps)", "(steps, start=1)")),
@@ -109,9 +110,9 @@ BANK.mistakes(
     ("the error itself was returned", "return the number of the step",
      (change("except RuntimeError:", "except RuntimeError as error:"), change("return number", "return error"))),
     ("-1 was returned where none fails", "return None after the last one", change("return None", "return -1")),
-    ("it was told whether there is a fault, and not where", "the number is wanted",
+    ("whether a step fails was returned, not which one", "return its number",
      (change("return number", "return True"), change("return None", "return False"))),
-    ("the steps after the fault ran too", "the GPU is lost to the process after a failed kernel: stop there",
+    ("the steps after the fault ran too", "after a failed kernel the process can no longer use the GPU: stop there",
      (change(LOOP, f"found = []\n    {LOOP}"), change("return number", "found.append(number)"),
       change("return None", "return found[0] if found else None"))),
     ("each step is tried from the start again",
@@ -121,8 +122,8 @@ BANK.mistakes(
      change(STEP, "step(batch)")),
     ("a step was given a copy", "give it the tensor that the step before gave",
      change(STEP, "batch = step(batch).clone()")),
-    ("the batch was fetched to the CPU", "the steps' tables are on the GPU: give them the batch as it is",
+    ("the batch was copied to the CPU", "the steps' tables are on the GPU: give them the batch as it is",
      add("batch = batch.cpu()", before=LOOP)),
-    ("the first step is taken unasked", "the list of steps may be empty, and then none fails",
+    ("the first step is assumed to exist", "the list of steps may be empty; then none fails",
      add("first = steps[0]", before=LOOP)),
 )  # fmt: skip

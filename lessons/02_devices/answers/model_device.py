@@ -49,36 +49,37 @@ def groups_them_by_device(model, device):
 # --- how devices are compared ----------------------------------------------------------------------------
 BANK.mistakes(
     ("a device without a number was compared as it is",
-     "devices with and without a number are not equal, nor is a text equal to a device: make a torch.device of the "
+     "devices with and without a number are not equal, nor is a string equal to a device: make a torch.device of the "
      "argument, and give it the current GPU's number where it has none",
      change(BARE, "False"), (change(BARE, "False"), change(DIFFERS, "str(tensor.device) != str(device)"))),
-    ("“cuda” was taken for GPU 0",
+    ("“cuda” was treated as GPU 0",
      "“cuda” is the current GPU, which need not be number 0: torch.cuda.current_device() tells", change(CURRENT, "0")),
-    ("only the kind of device was compared", "every GPU is “cuda”, and each has memory of its own",
+    ("only the type of device was compared", "every GPU is “cuda”, and each has memory of its own",
      change(DIFFERS, "tensor.device.type != device.type")),
-    ("the number that was asked for is not looked at", "only “cuda” alone means the current GPU",
+    ("the GPU's number in the argument is ignored", "only “cuda” alone means the current GPU",
      change(BARE, 'device.type == "cuda"')),
-    ("the number 0 was taken for none", "`not device.index` is true of 0 too: ask whether device.index is None",
+    ("the number 0 was treated as no number", "`not device.index` is true of 0 too: ask whether device.index is None",
      change("device.index is None", "not device.index")),
     ("the current GPU is asked for where no GPU is meant",
      "torch.cuda.current_device() raises where there is no GPU: ask for it only when a GPU is meant",
      add("current = torch.cuda.current_device()", before=BARE)),
-    ("without a GPU every model is refused", "a model on the CPU is in the right place where the CPU is asked for",
+    ("without a GPU every model is rejected", "a model on the CPU is in the right place if the device is the CPU",
      add("if not torch.cuda.is_available(): raise ValueError('no GPU')", before=BARE)),
-    ("a text is taken for a device", "the device may be a text: torch.device(device) makes a device of a text",
+    ("a string is used as a device", "the device may be a string: torch.device(device) makes a device of it",
      drop("torch.device(device)")),
 )  # fmt: skip
 
 # --- which tensors are looked at -------------------------------------------------------------------------
 BANK.mistakes(
-    ("a model without tensors was refused", "nothing of it is elsewhere", add(
+    ("a model without tensors was rejected", "none of its tensors can be elsewhere", add(
         "if not tensors: raise ValueError('no tensors')", before="elsewhere = ")),
-    ("the first parameter is asked for, and there may be none",
+    ("the first parameter is read, but there may be none",
      "next() of nothing raises StopIteration: a model may have no parameters at all",
      change(TENSORS, f"{TENSORS[:-len(BUFFERS)]}{BUFFERS}\n    next(model.parameters())")),
-    ("only the first tensor decides", "next(model.parameters()) is one tensor, and each has a device of its own",
+    ("only the first tensor is looked at", "next(model.parameters()) is one tensor, and each has a device of its own",
      only_if("tensors[0][1].device != device")),
-    ("one tensor in the right place is enough", "a model has many tensors, each with a device of its own",
+    ("one tensor in the right place was enough to accept the model",
+     "a model has many tensors, each with a device of its own",
      only_if("len(elsewhere) == len(tensors)")),
     ("parameters that are not trained do not count", "a frozen layer computes too: every parameter counts",
      change("*model.named_parameters()", "*((n, p) for n, p in model.named_parameters() if p.requires_grad)"),
@@ -99,18 +100,18 @@ BANK.mistakes(
      change(RAISE, "return False"), change(RAISE, "print(elsewhere)")),
     ("an assert stands where ValueError is asked for", "python -O removes every assert: raise ValueError",
      change(RAISE, "assert not elsewhere, elsewhere")),
-    ("another error was raised", "whoever calls catches ValueError", change("raise ValueError", "raise RuntimeError")),
+    ("another error was raised", "the caller catches ValueError", change("raise ValueError", "raise RuntimeError")),
     ("only the first is named", "collect all in a list, and raise once after the loop",
      change("{', '.join(elsewhere)}", "{elsewhere[0]}")),
     ("the list of names ends too early", "every tensor is named, however many there are",
      change("', '.join(elsewhere)", "', '.join(elsewhere[:20])")),
-    ("only the last part of a name is told", "many layers have a weight: named_parameters() gives full names",
+    ("only the last part of a name is given", "many layers have a “weight”: named_parameters() gives full names",
      change(NAME_ON, "f\"{name.split('.')[-1]} on {tensor.device}\"")),
-    ("all tensors are named as soon as one is elsewhere", "whoever reads that has to look for it again",
+    ("all tensors are named as soon as one is elsewhere", "then the reader still has to search for it",
      change(RAISE, 'raise ValueError([f"{name} on {tensor.device}" for name, tensor in tensors])')),
-    ("the devices that were found are not told", "the device that was asked for is no news: tell where each tensor is",
+    ("the actual devices are not given", "the caller knows the device that was asked for: say where each tensor is",
      change(NAME_ON, "name")),
-    ("one device is told for all tensors", "each tensor has its own: put it beside the name",
+    ("one device is given for all tensors", "each tensor has its own: put it beside the name",
      change(RAISE, "names = [text.split()[0] for text in elsewhere]\n"
                    "        raise ValueError(f\"{names} are on {elsewhere[0].split()[-1]}\")"),
      change(RAISE, "names = [text.split()[0] for text in elsewhere]\n"
@@ -118,6 +119,7 @@ BANK.mistakes(
     ("the devices stand apart from the names", "each tensor has its own: put it beside the name",
      change(RAISE, "names = [text.split()[0] for text in elsewhere]\n"
                    "        raise ValueError(f\"{names} are on {sorted({str(t.device) for _, t in tensors})}\")")),
-    ("the model was moved", "model.to(device) works in place: whoever called wants to know what was wrong with it",
+    ("the model was moved", "model.to(device) works in place: the caller wants to know what is wrong, not to have it "
+                            "changed",
      add("'meta' in str(elsewhere) or model.to(device)", before=IF), add("model.to(device)", before="tensors =")),
 )  # fmt: skip

@@ -29,14 +29,15 @@ CLAUSES = [
          "a kernel may fail after the call of its step has returned"),
         (CALLED, "A step fails if its call raises", "a step whose call raises was not found",
          "its own number is asked for"),
-        (NONE, "None if none does", "a step was found where none fails", "also where the list is empty"),
+        (NONE, "None if none does", "a step was reported though none fails", "also where the list is empty"),
         (ORDER, "in order, each once", "the steps did not run one after the other",
          "after a failed kernel nothing can be tried again in the same process"),
         (AFTER, "and none after the one that fails", "steps ran after the one that fails",
-         "the GPU is lost to the process after a failed kernel"),
-        (GIVEN, "for the next step", "a step was not given what the step before gave", "the tensor itself, on the GPU"),
-        (EARLY, "when the one before it is over", "a step began before the one before it was over",
-         "how much later an error surfaces is not fixed"),
+         "after a failed kernel the process can no longer use the GPU"),
+        (GIVEN, "for the next step", "a step did not get the result of the step before",
+         "the tensor itself, on the GPU"),
+        (EARLY, "when the one before it has finished", "a step began before the one before it had finished",
+         "how much later an error surfaces can vary"),
     )
 ]  # fmt: skip
 EDGES = {
@@ -144,7 +145,7 @@ EXERCISE = Contract(
     every=True,
     errors={
         "device-side assert": "the wait that finds the fault raises, and so does whatever comes after it on the GPU",
-        "shape '[3, 3]'": "a step may also raise at its call, as any line of Python: that is its fault too",
+        "shape '[3, 3]'": "a step's call may also raise, like any line of Python: that is a failure of this step too",
         "index out of range": "the steps are numbered from 0 to len(steps) - 1, and there may be none",
         "same device": "the steps' tables are on the GPU: give them the batch as it is",
     },

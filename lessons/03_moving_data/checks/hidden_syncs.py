@@ -47,24 +47,26 @@ CLAUSES = [
     for quote, facts, summary, rule in (
         ("one step for each batch", [STEPS], "the optimizer does not step once for each batch", ""),
         ("without waiting for the GPU before the last batch has been queued", [*EARLY.values()],
-         "the host waits in the loop", "what needs a value, or a size that depends on values, waits; so does a copy "
-         "that is not asked for otherwise"),
-        ("Train one epoch", RACES, "a batch is not there while it is used", "streams do not wait for each other by "
-         "themselves, and the allocator knows of the stream alone in which memory was taken"),
-        ("as `noisy_epoch` does", [WEIGHTS], "the model is trained in another way",
+         "the host waits in the loop", "the host waits for a value, for a size that depends on values, and for a copy "
+                                       "without non_blocking=True"),
+        ("Train one epoch", RACES, "a batch is not there while it is used",
+         "streams do not wait for each other by themselves, and the allocator knows only the stream in which memory "
+         "was allocated"),
+        ("as `noisy_epoch` does", [WEIGHTS], "the model is not trained as by noisy_epoch",
          "each batch has its zero_grad, its backward of the mean loss and its step"),
-        ("a dict of Python numbers", [FORM], "what is returned has another form", "a dict with these four keys"),
+        ("a dict of Python numbers", [FORM], "what is returned is not a dict of Python numbers",
+         "a dict with these four keys"),
         ("Returns a dict of Python numbers", [UNREAD], "the numbers are read before they are there",
-         "a copy with non_blocking=True returns at once: what it brings is read after a wait"),
-        ('"loss", the mean over all samples', ["loss"], "the loss is another one", "noisy_epoch gives the right one"),
-        ('"best", the smallest mean loss of a batch', ["best"], "the best loss is another one",
-         "it is the least of the batches' mean losses, whatever they are"),
-        ('"hard", the sum of all losses above 1', ["hard"], "the sum of the hard losses is another one",
-         "losses of samples, of those above 1 alone"),
-        ('"correct", an int, how many predictions were right', ["correct", INT], "correct is another number",
-         "an int: of the logits that the loss was computed from"),
+         "a copy with non_blocking=True returns at once: wait before you read the values"),
+        ('"loss", the mean over all samples', ["loss"], "the loss is wrong", "compare with noisy_epoch's"),
+        ('"best", the smallest mean loss of a batch', ["best"], "the best loss is wrong",
+         "it is the smallest of the batches' mean losses, whatever their values"),
+        ('"hard", the sum of all losses above 1', ["hard"], "the sum of the hard losses is wrong",
+         "add up the losses of samples, only those above 1"),
+        ('"correct", an int, how many predictions were right', ["correct", INT], "correct is wrong",
+         "an int, counted with the logits that the loss was computed from"),
         ("No batch's graph is kept when the next one is computed", [GRAPHS], "the graphs of earlier batches are kept",
-         "a tensor that is not detached holds its graph"),
+         "a tensor that is not detached keeps its graph alive"),
     )
 ]  # fmt: skip
 EDGES = {
@@ -259,9 +261,9 @@ EXERCISE = Contract(
     errors={
         "cuda:0 and cuda:1": "the model is on another GPU than the current one: take the device of its parameters",
         "cuda:1 and cuda:0": "the model is on another GPU than the current one: take the device of its parameters",
-        "same device": "one of the tensors is on the CPU: running sums are made on the device of the model",
-        "can't convert cuda": "a tensor on the GPU has to be brought to the host, once, at the end",
-        "does not require grad": "what is kept from batch to batch belongs to no graph: detach it",
-        "second time": "what is kept from batch to batch belongs to no graph: detach it",
+        "same device": "one of the tensors is on the CPU: make running sums on the model's device",
+        "can't convert cuda": "copy tensors from the GPU to the host once, at the end",
+        "does not require grad": "what is kept from batch to batch must not be part of a graph: detach it",
+        "second time": "what is kept from batch to batch must not be part of a graph: detach it",
     },
 )

@@ -30,24 +30,25 @@ CLAUSES = [
     for quote, facts, summary, rule in (
         ("as a float", ["what came back", "parts of a millisecond are kept"],
          "what came back is not a float with its digits",
-         "return the median itself: neither a list, a tensor or a text, nor a number of whole milliseconds"),
-        ("The median time of `fn()` on the GPU, in milliseconds", ["unit"], "the time is in another unit",
+         "return the median itself as a float: not a list, a tensor or a string, and not rounded to whole "
+         "milliseconds"),
+        ("The median time of `fn()` on the GPU, in milliseconds", ["unit"], "the time is in the wrong unit",
          "the host's clocks count seconds, and elapsed_time counts milliseconds"),
         ("A clock of the host, if one is read, is time.perf_counter", [OTHER_CLOCK],
-         "the clock that was read is not fit for this", "use time.perf_counter, or events"),
+         "the clock is not suited to this", "use time.perf_counter, or events"),
         ("A call's time is that of its own work, from its start on the GPU to its end", [ONE],
          "the time is not that of one call's work",
-         "the clock is started and stopped for each call, and stopped when the GPU is done"),
+         "start and stop the clock for each call, and stop it when the GPU has finished"),
         ("queues work in the current stream of the current GPU", ["the current GPU and stream stay", SIDE, SECOND],
-         "the time is another one where the work is in a side stream, or on another GPU",
+         "the time is wrong if the work is in a side stream, or on another GPU",
          "record() and torch.cuda.synchronize() without an argument mean the current stream and the current GPU"),
-        ("nothing that was queued earlier", [AFTER], "with earlier work in the queue the time is another one",
+        ("without anything that was queued earlier", [AFTER], "with earlier work in the queue the time is wrong",
          "wait for the GPU before the clock starts, or mark the start in the stream, with an event"),
         ("how many calls are timed", ["calls of fn"], "fn was not called as often as it should be",
          "with warm_up = 0 there are `repeats` calls"),
         ("how many calls go before them untimed", ["calls of fn, with a warm-up", WARM],
-         "the warm-up is not what it should be", "the warm-up comes on top of the repeats, and is as long as warm_up "
-         "says; its calls are not timed, nor is what is still queued of them"),
+         "the warm-up is not what it should be",
+         "warm_up calls come before the repeats; neither they nor what is still queued from them is timed"),
         ("The median time", [MEDIAN], "the time is not the median of the calls' times",
          "each call is timed by itself: wait for the GPU before each start and before each end. The median is the "
          "middle one of the sorted times"),
@@ -196,8 +197,9 @@ EXERCISE = Contract(
     play=play,
     hides=lambda scene: ("warm_up",) if scene.waits else (),  # then nothing of it is still queued
     errors={
-        "must be completed": "elapsed_time was asked for before the GPU had come to the end event: end.synchronize()",
-        "enable_timing": "an event that is to tell the time is made with torch.cuda.Event(enable_timing=True)",
+        "must be completed": "elapsed_time was called before the GPU had reached the end event: call "
+                             "end.synchronize() first",
+        "enable_timing": "an event records the time only if made with torch.cuda.Event(enable_timing=True)",
         "must be recorded": "an event has no time before record() was called on it",
         "repeats": "fn takes no arguments: it is called as fn()",
     },

@@ -40,26 +40,29 @@ LOST, HELD = "errors that do not reach the caller", "what is still held"
 CLAUSES = [
     Clause(quote, facts, summary, rule, PINNED if facts == [SOURCE] else COST)
     for quote, facts, summary, rule in (
-        ("Returns (ms, latency_us, bandwidth_gbps)", [FORM], "the result has another form",
+        ("Returns (ms, latency_us, bandwidth_gbps)", [FORM], "the result has the wrong form",
          "a tuple of a dict, from bytes to milliseconds, and two numbers"),
-        ("Inside the clock there is one copy and nothing else", [INSIDE], "not one copy alone is inside the clock",
-         "timer(fn) gives the time of all that fn does: the buffers are there before, and fn copies once"),
-        ("copies of `sizes` bytes from the CPU to `device`", [BYTES, WAY], "another copy is timed than was asked for",
-         "of a torch.uint8 for each byte, and to device as it came"),
-        ("True: from page-locked memory; False: from ordinary memory. Without effect where `device` is the CPU",
-         [SOURCE], "the source lies in other memory", "it is pinned if `pinned` says so and `device` is a GPU"),
-        ("a dict from size to milliseconds, in the order of `sizes`", [KEYS, TIMES], "the dict holds something else",
-         "its keys are the sizes as they were given, in their order, and its values what timer gave for each"),
-        ("A size that finds no room on the GPU or the host is left out", [ROOM], "the dict has other sizes than those "
-         "that find room", "each that fits by itself is there, also after one that did not fit, and no other"),
-        ("in microseconds and in 10⁹ bytes per second", LINE, "the line is another one",
+        ("The timed function makes one copy and does nothing else", [INSIDE],
+         "the timed function does not make exactly one copy",
+         "timer(fn) times everything that fn does: make the buffers before, and let fn copy once"),
+        ("copies of `sizes` bytes from the CPU to `device`", [BYTES, WAY], "the wrong copy is timed",
+         "one torch.uint8 for each byte, to the device as it was given"),
+        ("True: from page-locked memory; False: from ordinary memory. No effect if `device` is the CPU",
+         [SOURCE], "the source is in the wrong kind of memory",
+         "it must be pinned if `pinned` is True and `device` is a GPU"),
+        ("a dict from size to milliseconds, in the order of `sizes`", [KEYS, TIMES], "the dict has the wrong contents",
+         "its keys are the sizes as they were given, in their order, and its values are what timer returned for each"),
+        ("A size for which the GPU or the host has no room is left out", [ROOM],
+         "the dict does not hold exactly the sizes for which there is room",
+         "it holds each size that fits by itself, also after one that did not fit, and no other"),
+        ("in microseconds and in 10⁹ bytes per second", LINE, "the line is wrong",
          "time = latency + bytes / bandwidth goes through all of the times; its slope is in ms per byte"),
         ("that fits all of them best", SCATTERED, "the line is not that of least squares where the times scatter",
-         "measured times scatter: the line is fitted to all of them, with both of its numbers"),
+         "measured times scatter: fit both numbers of the line to all of them"),
         ("other errors pass through", [LOST], "an error that is not about room does not reach the caller",
-         "what has nothing to do with memory is raised on"),
+         "raise errors again that have nothing to do with memory"),
         ("No memory is held when the function returns", [HELD], "buffers are still held afterwards",
-         "all buffers are let go, on the GPU and on the host"),
+         "release all buffers, on the GPU and on the host"),
     )
 ]  # fmt: skip
 EDGES = {
@@ -109,7 +112,7 @@ class Timer:
 
     def __call__(self, fn: Callable[[], object]) -> float:
         if not callable(fn):
-            raise TypeError("timer wants a function without arguments, such as lambda: there.copy_(here)")
+            raise TypeError("timer takes a function without arguments, such as lambda: there.copy_(here)")
         self.calls, clock = self.calls + 1, self.gpu.clock
         for _ in range(2):
             began = clock.host - clock.waited
@@ -251,7 +254,7 @@ def caught(student: Any, *args: Any) -> Any:
 
 EXERCISE = Contract(
     __file__,
-    says="one copy inside the clock, sizes that do not fit left out, latency and bandwidth from the line",
+    says="one copy timed per size, sizes that do not fit left out, latency and bandwidth from the line",
     parameters=("sizes", "pinned", "device", "timer"),
     clauses=CLAUSES,
     edges=EDGES,
@@ -259,7 +262,8 @@ EXERCISE = Contract(
     possible=possible,
     imports=[OPTIMIZERS],
     errors={
-        "out of memory": "a size without room, on the GPU or in page-locked memory, is left out: catch that error",
-        "DefaultCPUAllocator": "the host's allocator, too, has an error for a size without room: a plain RuntimeError",
+        "out of memory": "leave out a size for which there is no room on the GPU or in page-locked memory: catch that "
+                         "error",
+        "DefaultCPUAllocator": "the host's allocator also raises when there is no room: a plain RuntimeError",
     },
 )

@@ -57,8 +57,8 @@ BANK.right(
 )
 
 
-@BANK.wrong("the model's exception does not come out", "an except that hides it leaves the caller with a number of a "
-            "pass that never ended: let it through")  # fmt: skip
+@BANK.wrong("the model's exception does not reach the caller",
+"if an except hides it, the caller gets a number from a pass that never finished: let it through")  # fmt: skip
 def hides_an_exception(model, inputs, grad):
     try:
         return BANK.solution(model, inputs, grad)
@@ -66,26 +66,26 @@ def hides_an_exception(model, inputs, grad):
         return {"source": "estimate", "kept_mib": 0.0, "peak_mib": None}
 
 
-@BANK.wrong("the model was never called", "the memory is reckoned, not measured, or parts of the model are called "
-            "without the whole")  # fmt: skip
+@BANK.wrong("the model was never called",
+"the memory is computed, not measured, or parts of the model are called instead of the whole")  # fmt: skip
 def reckons(model, inputs, grad):
     return {"source": "estimate", "kept_mib": inputs.nbytes * len(list(model.modules())) / 2**20, "peak_mib": None}
 
 
 BANK.mistakes(
     ("the pass seems to keep little or nothing: the warm-up's output died during it",
-     "its variable held the warm-up's output and graph until the measured pass replaced them: as much went as came. "
-     "Drop the warm-up's output before you measure", change(WARM_UP, "output = " + WARM_UP)),
+     "its variable held the warm-up's output and graph until the measured pass replaced them: as much was freed as "
+     "was allocated. Delete the warm-up's output before you measure", change(WARM_UP, "output = " + WARM_UP)),
     ("the pass seems to keep nothing: its output was gone, or the wrong counter was read",
-     "the output holds the graph, and the graph the activations: give the output a name that lives until you have read "
-     "memory_allocated. The reserved memory need not grow",
+     "the output holds the graph, and the graph the activations: keep the output in a variable until you have read "
+     "memory_allocated. Reserved memory need not grow",
      (change(MEASURED, MEASURED.replace("output = ", "")), drop("del output")),
      (add(f"start = {RESERVED}", before="reset_peak"), change(KEPT, f"kept_bytes = {RESERVED} - start"))),
     ("the pass ran under no_grad though grad is True",
      "without gradients nothing is kept for backward, so only the output counts: no_grad belongs where grad is False",
      change(GPU_MODE, "with torch.no_grad():\n            model"), change(CPU_MODE, "hooks, torch.no_grad():")),
     ("the pass ran under no_grad, as its caller does, though grad is True",
-     "a nullcontext leaves the mode as it is: torch.set_grad_enabled(grad) sets it also where the caller has switched "
+     "a nullcontext leaves the mode as it is: torch.set_grad_enabled(grad) sets it, even if the caller has switched "
      "gradients off", change(GPU_MODE, f"with {IN_MODE}:\n            model"), change(CPU_MODE, f"hooks, {IN_MODE}:")),
     ("the pass kept a graph though grad is False", "with grad=False the pass runs under torch.no_grad()",
      change(GPU_MODE, "with torch.enable_grad():\n            model"), change(CPU_MODE, "hooks, torch.enable_grad():")),
@@ -94,26 +94,28 @@ BANK.mistakes(
      (change(WARM_UP, f"{MODES}; model.eval(); {WARM_UP}"), change(WAIT, f"{BACK}\n        {WAIT}")),
      (add(f"{MODES}; model.eval()", before="hooks = torch.autograd"), add(BACK, after="pack(output)"))),
     ("the first pass is measured, with what only a first pass takes",
-     "a workspace that cuBLAS takes once and keeps is in it: run a pass before the one you measure", drop(WARM_UP)),
+     "it includes a workspace that cuBLAS allocates once and keeps: run a pass before the one you measure",
+     drop(WARM_UP)),
     ("peak_mib is that of the warm-up", "reset the peak after the warm-up, just before the pass that you measure",
      (add("start = torch.cuda.memory_allocated(device)", before=BEFORE), change(PEAK, PEAK[:-6] + "start"))),
     ("kept_mib is reserved memory",
      "the allocator reserves in large pieces and keeps what is free: ask memory_allocated, not memory_reserved",
      (add(f"start = {RESERVED}", before=BEFORE), change(KEPT, f"kept_bytes = {RESERVED} - start"))),
     ("the numbers are in MB of 10**6 bytes, not in MiB",
-     "nvidia-smi and PyTorch's messages count in MiB, also where they say MB: divide the bytes by 2**20",
+     "nvidia-smi and PyTorch's messages count in MiB, even where they say MB: divide the bytes by 2**20",
      *times(2**20 / 1e6)),
     ("the numbers are in bytes, not in MiB", "divide the bytes by 2**20", *times(2**20)),
-    ("the peak is reported as what is kept", "max_memory_allocated counts what came and went within the pass too: what "
-     "it keeps is memory_allocated after it, less before", change(KEPT, KEPT.replace("memory_a", "max_memory_a"))),
+    ("the peak is reported as what is kept",
+     "max_memory_allocated includes what was freed during the pass: what the pass keeps is memory_allocated after it, "
+     "less before", change(KEPT, KEPT.replace("memory_a", "max_memory_a"))),
     ("what is kept is reported as the peak",
-     "in between there was more: max_memory_allocated since a reset just before the pass", change(PEAK, PEAK[4:])),
+     "there was more in between: max_memory_allocated since a reset just before the pass", change(PEAK, PEAK[4:])),
     ("peak_mib is absolute", "what was allocated before the pass, parameters too, is in it: subtract it",
      change(PEAK, PEAK.replace(" - before", ""))),
     ("a peak from before the pass is in peak_mib", "the counter runs since its last reset: "
      "torch.cuda.reset_peak_memory_stats(device) just before the pass", drop("reset_peak")),
     ("the current GPU is measured, not the model's",
-     "functions of torch.cuda that get no device mean the current one: pass inputs.device to each of them",
+     "functions of torch.cuda without a device mean the current one: pass inputs.device to each of them",
      add("device = None", after=BEFORE)),
     ("kept_mib is the sum of the layers' outputs", "an output is not always kept, dropout keeps a mask too, and the "
      "allocator rounds: measure instead; on the CPU count what autograd saves, through saved_tensors_hooks",
@@ -125,10 +127,10 @@ BANK.mistakes(
      "kernels would show up in the caller's next line",
      change(WAIT, "kept_bytes"), change(WAIT, WAIT.replace("device", ""))),
     ("the graph of the pass outlives the call",
-     "a pack hook that returns its tensor itself makes a circle where a layer saves its own output: the output holds "
-     "its node, and the node the output, for ever. Return tensor.detach()", change(PACKED, "return tensor")),
+     "a pack hook that returns its tensor itself makes a reference cycle if a layer saves its own output: the output "
+     "holds its node, and the node the output. Return tensor.detach()", change(PACKED, "return tensor")),
     ("memory is still held when the function has returned",
-     "the output is kept in a list, a global or the result, or a hook that was put on holds it",
+     "the output is kept in a list, a global or the result, or by a hook that was registered",
      add(HOLD + "(output.detach())", after="peak_bytes = torch"),
      change("hooks(pack, ", f"hooks(lambda tensor: {HOLD}(tensor.detach()) or pack(tensor), ")),
     ("what the pass keeps is not printed", "print kept_mib with two decimals, and its unit, MiB, in one line",
@@ -137,29 +139,29 @@ BANK.mistakes(
     ("the line that is printed does not say where its number comes from",
      "print the source beside the number, on a GPU as well as on the CPU: counted and estimated MiB are not the same",
      *(change("({source})", f"{{source if inputs.device.type == '{only}' else ''}}") for only in ("cpu", "cuda"))),
-    ("what comes back is not the dict that is asked for", "the function prints and ends without a return",
+    ("the function does not return the dict that is asked for", "the function prints and ends without a return",
      change(RETURN, '_ = {"source"')),
-    ("what a GPU has measured is not called so", '"allocator" is for a model on a GPU, "estimate" for one on the CPU',
+    ("what a GPU has measured is not labelled so", '"allocator" is for a model on a GPU, "estimate" for one on the CPU',
      change('"allocator"', '"estimate"'), change('"allocator"', '"measured"')),
-    ("an estimate is not called one", "no allocator has counted these bytes: whoever reads the number has to see that",
+    ("an estimate is not labelled as one", "no allocator has counted these bytes, and the reader has to see that",
      change('"estimate"', '"allocator"')),
     ("the allocator is asked about a model on the CPU",
      "decide by inputs.device.type: without a GPU torch.cuda raises, and a GPU's counters know nothing of the CPU's "
      "memory. There count by hooks", change(ON_CPU, "False")),
-    ("a GPU that is there is taken for the model's",
-     "a model can be on the CPU though there is a GPU: decide by inputs.device.type, not by is_available()",
+    ("a GPU is assumed to be the model's because it exists",
+     "a model can be on the CPU even if there is a GPU: decide by inputs.device.type, not by is_available()",
      change(ON_CPU, "not torch.cuda.is_available()")),
     ("on the CPU the estimate is 0", "torch.cuda counts nothing of a model on the CPU, also where there is a GPU: "
      "count what autograd saves, with torch.autograd.graph.saved_tensors_hooks", change(TOTAL, "0")),
     ("a peak is given where none was measured", "0, or what is kept, would look like a measured peak",
      change('"estimate", None', '"estimate", 0'), add("peak_bytes = kept_bytes", after=TOTAL)),
-    ("the inputs are counted as kept by the pass", "they were there before and belong to the caller: leave out their "
-     "whole storage, of which they may be a part",
+    ("the inputs are counted as kept by the pass",
+     "they existed before and belong to the caller: leave out their whole storage, of which they may be a part",
      change(", inputs]", "]"), (change(", inputs]", "]"), change("in before}", "in before} | {inputs.data_ptr()}"))),
     ("parameters, buffers and inputs are counted as kept by the pass",
-     "autograd saves them for backward, but they were there before: leave their storages out", change(KNOWN, "]")),
+     "autograd saves them for backward, but they existed before: leave their storages out", change(KNOWN, "]")),
     ("parameters or buffers are counted as kept by the pass",
-     "autograd saves weights and a norm's statistics, but they were there before: leave their storages out",
+     "autograd saves weights and a norm's statistics, but they existed before: leave their storages out",
      change(KNOWN, "inputs]"), change(" *model.buffers(),", "")),
     ("a buffer that is not saved in the state_dict is counted", "state_dict() leaves out what is registered with "
      "persistent=False: take what was there before from model.parameters() and model.buffers()",
@@ -186,10 +188,11 @@ BANK.mistakes(
      "a slice keeps all of its tensor alive: count output.untyped_storage().nbytes(), not output.nbytes",
      change("pack(output)", f"pack(output)\n        if storages: {OUTPUTS_OWN}.nbytes")),
     ("the output is counted though it is the inputs",
-     "a model can return what it got: leave out of the output, too, what was there before",
+     "a model can return its inputs: leave out of the output, too, what existed before",
      change("pack(output)", OUTPUTS_OWN + ".untyped_storage().nbytes()")),
-    ("what autograd saves is gone before the pass has ended", "pack(tensor) returned something that does not hold the "
-     "tensor: its memory is given out again, and two storages have one address. Return tensor.detach()",
+    ("what autograd saves is gone before the pass has ended",
+     "pack(tensor) returned something that does not hold the tensor: its memory is reused, so two storages have the "
+     "same address. Return tensor.detach()",
      change(PACKED, "return None")),
     (CHANGED + "model: layer 1 (BatchNorm1d) is left in training mode", "", add("model.train()", before="del output")),
     (CHANGED + "model: it is left in eval mode", "put it back in a finally",

@@ -40,7 +40,8 @@ def another_stream():
 
 @BANK.wrong(
     "the request succeeds: segments without a live block were given back",
-    "each needs one of its own, and best fit may have put several into one: torch.cuda.memory_snapshot() shows where",
+    "each segment needs one of its own, but best fit may have put several into one segment: "
+    "torch.cuda.memory_snapshot() shows where",
 )
 def pins_that_gather_in_one_segment():
     large, pins = [], []
@@ -63,17 +64,17 @@ BANK.mistakes(
      "what is free beside a live block must be smaller than 2 GiB, before it and after it",
      (change("2 * 2**30", "14 * 2**30"), drop("fillers.append"))),
     ("the request succeeds: the driver still has 2 GiB",
-     "go on until torch.cuda.mem_get_info() has less than 2 GiB free", change(LOOP, "for _ in range(5):")),
+     "continue until torch.cuda.mem_get_info() shows less than 2 GiB free", change(LOOP, "for _ in range(5):")),
     ("the request succeeds: a later large tensor went into an earlier one's segment",
      "each large segment needs a live block of its own: torch.cuda.memory_snapshot() shows where each lies",
      (change(LOOP, "for _ in range(7):"), change(FILL, "        big = take(large)"), drop("fillers.append"),
       change(PIN, f"{PIN}\n        del big")),
      (change(LOOP, "for _ in range(7):"), change("2 * 2**30", "2000 * 2**20"), drop("fillers.append"))),
     ("the request succeeds: the small live blocks are not in the large segments",
-     "a request up to 1 MiB goes to the small pool, in segments of 2 MiB: take a little more",
+     "a request up to 1 MiB goes to the small pool, in segments of 2 MiB: request a little more",
      (change(SMALL, "512"), change(FILL, "        fillers.append(take(large))"),
       drop("fillers.append(take(large - small))"))),
-    ("the memory is full, not fragmented", "here nearly all of what is reserved has to be free",
+    ("the memory is full, not fragmented", "nearly all that is reserved has to be free here",
      (change(FILL, "        alive.append(take(large // 2))"), drop("alive.append(take(small))"),
       drop("fillers.append"))),
     ("a slice keeps all of its tensor alive", "big[:n] is a view, and holds the storage of big to the last byte",
@@ -85,17 +86,17 @@ BANK.mistakes(
       add("fillers.append(take(11 * 2**20 - small))", after="9 * 2**20"))),
     ("above par: there are too many live blocks", "one in each segment of 2 GiB is enough",
      change("2 * 2**30", "2**29")),
-    ("above par: the tensors are large", "a little more than 1 MiB is enough to sit in a large segment",
+    ("above par: the tensors are large", "a little more than 1 MiB is enough to go into a large segment",
      change(SMALL, "100 * 2**20")),
-    ("the request fails because of a limit", "less than the empty GPU has can be taken: play with tensors only",
+    ("the request fails because of a limit", "a limit keeps you from using the whole GPU: use tensors only",
      *(change("    return alive", f"    torch.cuda.set_per_process_memory_fraction({limit})\n    return alive")
        for limit in (0.05, 0.5))),
     ("tensors that were not returned stay alive",
-     "by a global, a default argument or a cycle: only what you return may stay",
+     "a global, a default argument or a cycle keeps them: only what you return may stay",
      (change("def fragment():", "def fragment(alive=[]):"), change("alive, fillers = [], []", "fillers = []"),
       change("return alive", "return []"))),
     ("what comes back is not a list of tensors", "a tensor that nobody holds is freed as the function ends",
      drop("return alive")),
-    ("nobody asks how much is left", "torch.cuda.mem_get_info() before each large allocation",
+    ("the function does not check how much is left", "torch.cuda.mem_get_info() before each large allocation",
      change(LOOP, "while True:")),
 )  # fmt: skip

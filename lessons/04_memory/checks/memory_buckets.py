@@ -168,20 +168,20 @@ def draw(edge: Scene) -> Job:
     return Job(model, part_of_more, optimizer, precision == "autocast", place != "cpu")
 
 
-STAY = "autocast rounds copies of the weights for the forward pass; weights, gradients and states stay as they are"
+STAY = "autocast makes rounded copies of the weights for the forward pass; weights, gradients and states stay"
 MISTAKES = [
     *((of, f"{of} is in MiB, not in bytes", "the exercise asks for bytes", lambda j, of=of: j.right[of] / 2**20)
       for of in ("weights", "activations")),
     *(row for of in ("weights", "gradients", "optimizer_state") for row in (
         (of, f"{of}: tied weights are counted twice",
-         "a parameter is in memory once, however many modules use it: model.parameters() names it once",
+         "a parameter is in memory once, however many modules use it: model.parameters() yields it once",
          lambda j, of=of: each(j.tied_twice[of])),
         (of, f"{of}: halved under autocast", STAY, lambda j, of=of: j.right[of] // (1 + j.amp)),
-        (of, f"{of}: every parameter is taken for float32",
+        (of, f"{of}: every parameter is counted as float32",
          "an element has 2 bytes in bfloat16, as p.element_size() says; gradients and states have their parameter's "
          "dtype", lambda j, of=of: 4 * elements(j.parameters[of])),
-        (of, f"{of}: all are taken to have the first parameter's dtype",
-         "a model can mix dtypes, as norms in float32 and the rest in bfloat16: ask each for its .nbytes",
+        (of, f"{of}: all are counted with the first parameter's dtype",
+         "a model can mix dtypes, for example norms in float32 and the rest in bfloat16: use each one's .nbytes",
          lambda j, of=of: j.twin.table.element_size() * elements(j.parameters[of])),
     )),
     ("weights", "frozen parameters are not counted as weights", "they get no gradient, but they are in memory",
@@ -194,12 +194,12 @@ MISTAKES = [
     ("buffers", "the buffers are forgotten", "running statistics and tables are tensors in memory too: model.buffers()",
      lambda j: 0),
     ("buffers", "buffers that are not saved are forgotten",
-     "state_dict() leaves out what is registered with persistent=False, and it takes memory all the same: "
-     "model.buffers()", lambda j: j.right["buffers"] - j.twin.scale.nbytes),
+     "state_dict() leaves out what is registered with persistent=False, but that takes memory too: model.buffers()",
+     lambda j: j.right["buffers"] - j.twin.scale.nbytes),
     ("buffers", "a buffer that two modules have is counted twice",
-     "it is in memory once, however many modules use it: model.buffers() names it once",
+     "it is in memory once, however many modules use it: model.buffers() yields it once",
      lambda j: j.right["buffers"] + j.twin.scale.nbytes),
-    ("buffers", "every buffer is taken for float32", "b.element_size() says it: counters are int64",
+    ("buffers", "every buffer is counted as float32", "b.element_size() says it: counters are int64",
      lambda j: 4 * elements(j.twin.buffers())),
     ("gradients", "frozen parameters are given gradients",
      "backward leaves nothing in .grad where requires_grad is False", lambda j: j.right["weights"]),
@@ -210,7 +210,7 @@ MISTAKES = [
     ("optimizer_state", "one Adam moment is counted, not two",
      "Adam keeps a running mean of the gradient and one of its square, each as large as the parameter",
      lambda j: min(j.states, 1) * j.right["gradients"]),
-    ("optimizer_state", "every optimizer is taken for Adam",
+    ("optimizer_state", "every optimizer is treated as Adam",
      "SGD keeps nothing, and one value for each weight with momentum", lambda j: 2 * j.right["gradients"]),
     ("optimizer_state", "SGD without momentum is given a state",
      "without momentum a step needs the gradient alone, and nothing is kept from step to step",
@@ -218,7 +218,7 @@ MISTAKES = [
     ("optimizer_state", "no optimizer state is predicted",
      "before the first step there is none: Adam makes two tensors for each parameter, momentum one", lambda j: 0),
     ("optimizer_state", "the gradients are counted as optimizer state",
-     "they have a bucket of their own: Adam's state are two tensors for each parameter",
+     "they have a bucket of their own: Adam's state is two tensors for each parameter",
      lambda j: (j.states + 1) * j.right["gradients"]),
     ("optimizer_state", "Adam's step counters are counted", "the exercise leaves them out, 4 bytes for each parameter",
      lambda j: j.right["optimizer_state"] + 2 * len(j.parameters["optimizer_state"]) * (j.optimizer == "adamw")),
@@ -234,8 +234,8 @@ MISTAKES = [
      *(lambda j, of=of: sum({t.data_ptr(): t.untyped_storage().nbytes() for t in of(j)}.values()) for of in (
          lambda j: j.step.new, lambda j: [t for t in j.step.saved if t.data_ptr() not in j.step.places]))),
     ("activations", "a buffer that is not saved in the state_dict is counted as an activation",
-     "state_dict() leaves out what is registered with persistent=False, and it was there before all the same: take the "
-     "storages that do not count from model.parameters() and model.buffers()",
+     "state_dict() leaves out what is registered with persistent=False, but that existed before: take the storages to "
+     "leave out from model.parameters() and model.buffers()",
      lambda j: j.step.kept + j.twin.scale.nbytes),
     ("activations", "shared storage is counted more than once",
      "a layer's input is the output of the one before, and both save it; views share one storage too: count each "
@@ -243,23 +243,23 @@ MISTAKES = [
      lambda j: each(j.step.new), lambda j: sum(t.untyped_storage().nbytes() for t in j.step.new),
      lambda j: each(j.step.saved)),
     ("activations", "the inputs are counted as activations",
-     "they were there before, and belong to the caller: leave out their whole storage, of which they may be a part",
+     "they existed before, and belong to the caller: leave out their whole storage, of which they may be a part",
      lambda j: j.step.kept + j.step.of_inputs),
     ("activations", "saved weights are counted as activations",
-     "autograd saves them, but they were there before: leave out the storages of parameters, buffers and inputs",
+     "autograd saves them, but they existed before: leave out the storages of parameters, buffers and inputs",
      lambda j: j.step.kept + j.step.of_model, lambda j: bytes_in(j.step.saved)),
     ("activations", "masks and indices are forgotten",
      "dropout keeps a mask, pooling the place of each maximum (int64), embedding its ids: backward needs them",
      lambda j: bytes_in(t for t in j.step.new if t.is_floating_point())),
-    ("activations", "activations are taken for the sum of the modules' outputs",
-     "an output is kept only where backward wants it; masks, indices and statistics are kept beside. Count what "
-     "autograd saves: torch.autograd.graph.saved_tensors_hooks",
+    ("activations", "activations are computed as the sum of the modules' outputs",
+     "an output is kept only if backward needs it; masks, indices and statistics are kept too. Count what autograd "
+     "saves: torch.autograd.graph.saved_tensors_hooks",
      lambda j: each(j.step.outputs), lambda j: bytes_in(j.step.outputs)),
     ("activations", "the output is counted though backward does not need it",
-     "it is alive while somebody holds it, but autograd does not keep it: count what is saved",
+     "it is alive while something refers to it, but autograd does not keep it: count what is saved",
      lambda j: bytes_in([*j.step.new, j.step.outputs[-1]])),
     ("activations", "the output is left out though backward needs it",
-     "a last layer such as tanh saves its own output, which counts then",
+     "a last layer such as tanh saves its own output, which then counts",
      lambda j: bytes_in(j.step.new) - sum(storages(j.step.new).get(key, 0) for key in storages(j.step.outputs[-1:]))),
     ("activations", "the activations are those of float32, though the pass runs under autocast",
      "run the pass that you count under torch.autocast(device_type, dtype=torch.bfloat16)", lambda j: j.plain),
@@ -270,12 +270,12 @@ MISTAKES = [
      lambda j: j.step.kept if j.device == "cpu" else j.plain),
     ("activations", "autocast is on though amp is False", "torch.autocast(…, enabled=amp) is off then",
      lambda j: j.step.kept if j.amp else j.others["switched"]),
-    ("activations", "autocast is taken to halve all activations",
+    ("activations", "autocast is assumed to halve all activations",
      "norms and losses stay in float32, masks and ids are not rounded, and copies of the weights come on top: count "
      "the pass itself", lambda j: j.plain // (1 + j.amp)),
     ("activations", "the activations are those of evaluation mode",
-     "without dropout there is no mask, without batch statistics nothing of them is kept: count the pass in the mode "
-     "that trains", lambda j: j.others["in eval mode"]),
+     "without dropout there is no mask, and without batch statistics none are kept: count the pass in training mode",
+     lambda j: j.others["in eval mode"]),
     ("activations", "the activations are counted on the CPU, though the model is on a GPU",
      "kernels differ in what they keep: dropout's mask has 1 byte for each element on a GPU, 4 on the CPU. Run the "
      "pass where the model is", lambda j: j.others["on the CPU"] if j.device == "cuda" else j.step.kept),
@@ -296,8 +296,8 @@ CLAUSES: list[Clause[Job]] = [
            "buffers and inputs", "activations", "activations is not what autograd keeps", "each storage once, whole"),
 ]  # fmt: skip
 ERRORS = {
-    "scalar type": "models come in several dtypes: feed what you were given, and make no tensors of your own",
-    "same dtype": "models come in several dtypes: feed what you were given, and make no tensors of your own",
+    "scalar type": "models come in several dtypes: pass the inputs that you were given, and make none of your own",
+    "same dtype": "models come in several dtypes: pass the inputs that you were given, and make none of your own",
     "same device": "the model may be on any GPU, or on the CPU beside one: inputs.device says where",
 }
 

@@ -29,7 +29,7 @@ SOURCE, WHAT = "where the 2 GiB come from", "what is alive"  # not judged
 CLAUSES = (
     Clause("Returns the list of the tensors that are to stay alive", [KIND], "no list is returned", "", ALLOCATOR),
     Clause("everything else must be gone", [LEFT], "tensors that were not returned stay alive", "", FOUR_NUMBERS),
-    Clause("Not allowed: limits and settings", [LIMITED], "the empty GPU cannot be filled", "", ALLOCATOR),
+    Clause("Not allowed: limits and settings", [LIMITED], "the emptied GPU cannot be filled", "", ALLOCATOR),
     Clause("runs out of memory", [OUTCOME], "the request succeeds", "", ALLOCATOR),
     Clause("Par is 16 MiB", [ALIVE], "above par: too much is alive", "", ALLOCATOR),
 )  # fmt: skip
@@ -126,10 +126,11 @@ def mib(nbytes: int) -> str:
 
 EXERCISE = Contract(
     __file__,
-    says="2 GiB cannot be had, though next to nothing is alive: fragmentation",
+    says="a request for 2 GiB fails, though next to nothing is alive: fragmentation",
     parameters=(),
     clauses=CLAUSES,
     edges={"rounds": (1, 2)},  # each on a GPU of its own
     play=play,
-    errors={"OutOfMemoryError": "nobody caught it: ask torch.cuda.mem_get_info() before each large allocation"},
+    errors={"OutOfMemoryError": "your function did not catch it: call torch.cuda.mem_get_info() before each large "
+                                "allocation"},
 )

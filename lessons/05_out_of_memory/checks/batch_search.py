@@ -27,18 +27,18 @@ GRADS, LEFT = "parameters with a gradient afterwards", "bytes left in live tenso
 PARAMETERS, BUFFERS, STATE = "parameters as before", "buffers as before", "the optimizer's state as before"
 CPU, GPU = "the CPU's random generator as before", "the GPU's random generator as before"
 CLAUSES = (
-    Clause("The largest batch size from 1 to `most`", [RESULT], "the result is no batch size",
-           "a whole number from 0 to most is asked for", SEARCH),
+    Clause("The largest batch size from 1 to `most`", [RESULT], "the result is not a batch size",
+           "return a whole number from 0 to most", SEARCH),
     Clause("0 if not even 1 does", [NONE], "the result is wrong", read=SEARCH),
     Clause("from 1 to `most`", [ALL], "the result is wrong", read=SEARCH),
     Clause("with which training fits on the GPU", [FITS], "the batch is too large",
-           "it fails when it is tried on a fresh GPU", SEARCH),
-    Clause("The largest batch size", [LARGER], "a larger batch fits too", "when it is tried on a fresh GPU", SEARCH),
-    Clause("other errors are not yours to catch", [BUG], "an error that is not a lack of memory is swallowed",
+           "it fails when tried on a fresh GPU", SEARCH),
+    Clause("The largest batch size", [LARGER], "a larger batch fits too", "it runs when tried on a fresh GPU", SEARCH),
+    Clause("do not catch any other error", [BUG], "an error that is not a lack of memory is swallowed",
            read=MISTAKES),
-    Clause("halve the interval, do not walk it", [FEW], "the search takes too many attempts", read=SEARCH),
+    Clause("bisect the interval, do not step through it", [FEW], "the search takes too many attempts", read=SEARCH),
     Clause("parameters, buffers", [PARAMETERS, BUFFERS], "the model is changed",
-           "each step moves the weights, each forward pass in training mode the running averages", SEARCH),
+           "each step changes the weights, each forward pass in training mode the running averages", SEARCH),
     Clause("the optimizer's state", [STATE], "the optimizer's state is changed", read=SEARCH),
     Clause("no gradients", [GRADS], "gradients of an attempt are left", read=SEARCH),
     Clause("the random generators of CPU and GPU", [CPU, GPU], "the random numbers have moved on",
@@ -278,7 +278,7 @@ def compare(facts: Facts, job: Job, got: int) -> None:
 
 EXERCISE = Contract(
     __file__,
-    says="the largest batch of two whole steps, and all is as it was",
+    says="the largest batch for two whole steps, and everything is as before",
     imports=[OPTIMIZERS],
     parameters=("model", "optimizer", "loss_of", "most"),
     clauses=CLAUSES,

@@ -37,30 +37,30 @@ BANK.right(
 )
 BANK.mistakes(
     # which blocks are computed again
-    ("everything is computed again, and nothing is saved",
-     "the blocks are one segment: when backward begins, all of it comes back at once. Make each block that is "
-     "computed again a segment of its own",
+    ("everything is recomputed, and no memory is saved",
+     "the blocks are one segment: when backward begins, all of it is recomputed at once. Make each recomputed block a "
+     "segment of its own",
      change(LOOP, "    x = checkpoint(nn.Sequential(*blocks), x, use_reentrant=False)")),
-    ("no block is computed again", "what the budget has no room for is to be checkpointed",
+    ("no block is recomputed", "checkpoint the blocks whose insides do not fit into the budget",
      change("if i < again", "if False")),
     ("the wrong blocks keep their insides",
-     "the first ones keep theirs. Backward begins with the last, computes one of them again, and the kept ones are all "
-     "still there: one inside too many. Keep the last ones", change("i < again", "i >= room")),
-    ("every block is computed again, whatever the budget", "each costs a forward pass: keep what has room",
+     "the first ones keep theirs. Backward begins with the last block and recomputes it while all kept insides are "
+     "still there: one inside too many. Keep those of the last blocks", change("i < again", "i >= room")),
+    ("every block is recomputed, whatever the budget", "each costs a forward pass: keep the insides that fit",
      change(MUST, "len(blocks)")),
-    ("more insides have room than are kept",
+    ("more insides fit than are kept",
      "budget - len(blocks) * x.nbytes is the room for insides, and all of it is to be used",
      change(ROOM, "max(" + ROOM + " // 2, 1)"), change("len(blocks) * x", "(len(blocks) + 1) * x")),
-    ("the last block is computed again too where one inside has room",
+    ("the last block is recomputed too, although one inside fits",
      "backward begins with it, so its inside comes back at once",
      change(MUST, "max(len(blocks) - room + (room == 1), 0)")),
-    ("the room for insides is counted too large",
-     "an input is kept for every block, also for those that are computed again, and an inside has room or has not: "
-     "(budget - len(blocks) * x.nbytes) // inside", change(" - len(blocks) * x.nbytes", ""),
+    ("the room for insides is overestimated",
+     "an input is kept for every block, even a recomputed one, and an inside fits as a whole or not at all: (budget - "
+     "len(blocks) * x.nbytes) // inside", change(" - len(blocks) * x.nbytes", ""),
      change(ROOM, "budget // (inside + x.nbytes)"), change(ROOM, "round((budget - len(blocks) * x.nbytes) / inside)")),
-    ("an input is counted at 4 bytes for each number", "x need not be float32: x.nbytes",
+    ("an input is counted at 4 bytes per element", "x need not be float32: x.nbytes",
      change("x.nbytes", "x.numel() * 4")),
-    ("blocks that are computed again are one segment", "it comes back with all their insides at once",
+    ("the recomputed blocks are one segment", "backward recomputes all their insides at once",
      change(LOOP, """    x = checkpoint(nn.Sequential(*blocks[:again]), x, use_reentrant=False)
     for block in blocks[again:]:
         x = block(x)"""),
@@ -71,7 +71,7 @@ BANK.mistakes(
     ("the last of equal segments is larger than the others",
      "checkpoint_sequential leaves the rest to the last one, which keeps all its insides: 5 blocks in 3 segments are "
      "1, 1 and 3", change(LOOP, IMPORT + f"    x = {STACK}, -(-len(blocks) // room), x, use_reentrant=False)")),
-    ("activations are sent to the host", "they come back over a slow bus: checkpoint the blocks instead",
+    ("activations are sent to the host", "they return over a slow bus: checkpoint the blocks instead",
      change(LOOP, """    with torch.autograd.graph.save_on_cpu():
         for block in blocks:
             x = block(x)"""),
@@ -81,7 +81,7 @@ BANK.mistakes(
                 x = checkpoint(block, x, use_reentrant=False)
         else:
             x = block(x)""")),
-    ("a block is left out", "room and budget say which blocks are computed again; all of them are run",
+    ("a block is left out", "room and budget decide which blocks are recomputed; all of them run",
      change("enumerate(blocks)", "enumerate(blocks[:-1])")),
     # gradients
     ("checkpointed blocks got no gradient",
@@ -93,16 +93,16 @@ BANK.mistakes(
      "and x is data. Say use_reentrant=False",
      change(LOOP, "    x = checkpoint(nn.Sequential(*blocks), x, use_reentrant=True)")),
     ("the graph is cut between blocks",
-     "a block was given a detached tensor, so backward never gets below it. checkpoint keeps no activations by itself: "
-     "there is nothing to detach", add("x = x.detach()", before="x = checkpoint")),
+     "a block got a detached tensor, so backward stops there. checkpoint already keeps no activations: there is "
+     "nothing to detach", add("x = x.detach()", before="x = checkpoint")),
     ("no block got a gradient",
      "backward() was not called on the loss, or what torch.autograd.grad returns is not added to .grad",
      change(BACKWARD, "loss_fn(x)"), change(BACKWARD, "torch.autograd.grad(loss_fn(x), list(blocks.parameters()))")),
-    ("a block was computed again with other dropout masks",
+    ("a block was recomputed with other dropout masks",
      "preserve_rng_state=False, or another seed before the second pass: the gradient is then that of a function that "
      "was never run forward", change("reentrant=False", "reentrant=False, preserve_rng_state=False")),
     ("dropout draws other masks than in a plain pass",
-     "the first pass is to begin with dropout and the random generators as they are at entry",
+     "the first pass must begin with the random generators as they are at entry",
      (add("forked = torch.random.fork_rng(); forked.__enter__(); torch.manual_seed(0)", before="for i, block"),
       add("forked.__exit__(None, None, None)", after=BACKWARD)),
      (add("for block in blocks: block.dropout.p = 0.0", before="for i, block"),
@@ -110,37 +110,40 @@ BANK.mistakes(
     ("the blocks run forward once before the pass",
      "that draws other masks, and costs a forward pass: what a block keeps is known, it is `inside`",
      add("with torch.no_grad(): nn.Sequential(*blocks)(x)", before="for i, block")),
-    ("your function seeds a global random generator", "take a generator of your own",
+    ("your function seeds a global random generator", "use a generator of your own",
      add("torch.manual_seed(0)", before="for i, block"), add("torch.cuda.manual_seed_all(0)", after=BACKWARD)),
-    ("dropout was switched off", "eval() makes both passes alike by switching it off. checkpoint keeps the random "
-     "state for you", (add("blocks.eval()", before="for i, block"), add("blocks.train()", after=BACKWARD))),
-    ("the gradients that were there are gone",
+    ("dropout was switched off", "eval() makes both passes equal by switching it off. checkpoint restores the random "
+                                 "state for you", (add("blocks.eval()", before="for i, block"), add("blocks.train()",
+                                 after=BACKWARD))),
+    ("the gradients that existed before are gone",
      "zero_grad(), or an assignment to .grad: the caller may be in the middle of an accumulation",
      add("blocks.zero_grad()", before="for i, block")),
-    ("gradients are added to those that must be there", "where there is no gradient yet, .grad is None",
+    ("gradients are added to .grad, which may be None", "where there is no gradient yet, .grad is None",
      change(BACKWARD, """parameters = list(blocks.parameters())
     for p, grad in zip(parameters, torch.autograd.grad(loss_fn(x), parameters), strict=True):
         p.grad += grad""")),
     ("the gradient is twice that of a plain pass", "backward() once, of loss_fn(output)",
      change(BACKWARD, "(loss_fn(x) * 2).backward()"),
      change(BACKWARD, "loss = loss_fn(x); loss.backward(retain_graph=True); loss.backward()")),
-    ("the loss is another one", "loss_fn(output) is the loss, an argument", change("loss_fn(x)", "x.square().mean()")),
+    ("the loss is wrong", "loss_fn, an argument, computes the loss from the output", change("loss_fn(x)",
+     "x.square().mean()")),
     # what is returned
     ("what is left after backward was returned, not the peak",
      "memory_allocated() counts what is alive now; by then the activations are gone",
      change("max_memory", "memory"), change(RETURN, "del x\n    return torch.cuda.memory_allocated() - before")),
-    ("what is left after backward was returned, and what was there before the call is in it",
+    ("what is left after backward was returned, including what was allocated before the call",
      "memory_allocated() at the end: the activations are gone by then",
      change(RETURN, "return torch.cuda.memory_allocated()"),
      change(RETURN, "del x\n    return torch.cuda.memory_allocated()")),
     ("an earlier peak was returned",
-     "the counter remembers all of the process: torch.cuda.reset_peak_memory_stats() first", drop(RESET)),
-    ("an earlier peak was returned, and what was there before the call is in it",
-     "the counter was not reset, and what was there is not subtracted", (drop(RESET), change(" - before", ""))),
-    ("what was allocated before the call is in the number", "subtract what was allocated at entry",
+     "the counter covers the whole process: call torch.cuda.reset_peak_memory_stats() first", drop(RESET)),
+    ("an earlier peak was returned, including what was allocated before the call",
+     "the counter was not reset, and what was allocated before is not subtracted", (drop(RESET), change(" - before",
+     ""))),
+    ("the number includes what was allocated before the call", "subtract what was allocated at entry",
      change(" - before", "")),
     ("the peak of the forward pass alone was returned",
-     "read the counter after backward: what is computed again comes back there",
+     "read the counter after backward: the recomputed activations appear there",
      (change(BACKWARD, "loss = loss_fn(x)"), change(RETURN, RETURN.replace("return", "peak =")
       + "\n    loss.backward()\n    return peak"))),
     ("the peak of the reserved memory was returned", "the allocator reserves more than it hands out",
@@ -149,7 +152,8 @@ BANK.mistakes(
      tuple(change(f"{name}(x.device)", f"{name}(0)") for name in
            ("= torch.cuda.memory_allocated", "reset_peak_memory_stats", "max_memory_allocated"))),
     ("the peak is returned in MiB", "bytes were asked for", change(RETURN, f"return ({RETURN[7:]}) / 2**20")),
-    ("the peak is not a whole number", "bytes are counted, not divided", change(RETURN, f"return float({RETURN[7:]})")),
+    ("the peak is not a whole number", "count bytes, and do not divide them", change(RETURN, f"return "
+                                                                                             f"float({RETURN[7:]})")),
     ("the peak is not returned", "the function ends without a return", drop(RETURN)),
-    ("a tensor was returned, and not the peak", "one number is wanted", change(RETURN, "return x.detach()")),
+    ("a tensor was returned, and not the peak", "return one number", change(RETURN, "return x.detach()")),
 )  # fmt: skip

@@ -27,24 +27,24 @@ PEAK, COUNT = "insides at the peak for which there is no room", "blocks computed
 AWAY, KIND, BYTES = "copies of activations to elsewhere", "kind of what is returned", "bytes returned"
 CLAUSES = (
     Clause("Forward and backward through `blocks`, one after the other", [RUN],
-           "the blocks are not run one after the other, each of them",
-           "block 0 is given x, each other one what the one before it gives", AGAIN),
+           "the blocks do not all run, one after the other",
+           "block 0 gets x, each other block the output of the one before it", AGAIN),
     Clause("in training mode", [MODE], "the blocks do not run in training mode",
-           "they come in training mode, with dropout, and both passes are to run in it", AGAIN),
+           "the blocks are in training mode, with dropout, and both passes must run in it", AGAIN),
     Clause("with the same dropout masks", [OTHER, MASKS], "the dropout masks are not those of a plain pass",
-           "the first pass draws what a plain pass would draw, and a block that is computed again draws it once more",
+           "the first pass must draw the masks of a plain pass, and a recomputed block must draw the same ones again",
            AGAIN),
-    Clause("Adds to .grad what a plain forward and backward pass would add, to rounding", [NONE, GRADIENT],
+    Clause("Adds to .grad what a plain forward and backward pass would add, up to rounding", [NONE, GRADIENT],
            "the gradient is not that of a plain pass", "compare with a pass without checkpoint, from the same seed",
            MISTAKES),
     Clause("with the activations within `budget`", [PEAK], "the activations do not fit the budget",
-           "an input for each block and the insides that have room; what comes back in backward comes on top of what "
-           "is still kept then", SEGMENTS),
-    Clause("Computes no more blocks again than it must", [COUNT], "more blocks are computed again than must be",
-           "a block whose inside has room is computed once", SEGMENTS),
+           "keep an input for each block and the insides that fit; what backward recomputes comes on top of what is "
+           "still kept then", SEGMENTS),
+    Clause("Recomputes no more blocks than it must", [COUNT], "more blocks are recomputed than must be",
+           "a block whose inside fits is computed once", SEGMENTS),
     Clause("nothing leaves the GPU", [AWAY], "activations leave the GPU",
-           "no copy of an activation to the host, nor to another GPU", AGAIN),
-    Clause("an int", [KIND], "what is returned is no whole number", "it is a number of bytes"),
+           "copy no activation to the host or to another GPU", AGAIN),
+    Clause("an int", [KIND], "what is returned is not a whole number", "return a number of bytes"),
     Clause("the most bytes allocated on the GPU during the call, less those allocated before it", [BYTES],
            "the number that is returned is not the peak",
            "max_memory_allocated() after backward, from a counter that the call has reset, less memory_allocated() "
@@ -178,7 +178,7 @@ def gradients(blocks: nn.ModuleList) -> list[torch.Tensor]:
 
 EXERCISE = Contract(
     __file__,
-    says="within the budget, with the gradient of a plain pass, and no block computed again in vain",
+    says="within the budget, with the gradient of a plain pass, and no block recomputed needlessly",
     parameters=("blocks", "x", "loss_fn", "inside", "budget"),
     clauses=CLAUSES,
     edges=EDGES,
@@ -188,7 +188,7 @@ EXERCISE = Contract(
     errors={
         "does not require grad": "the loss has no graph. With use_reentrant=True, the default, a checkpoint whose "
         "input needs no gradient gives an output without one, and x is data. Say use_reentrant=False",
-        "NoneType": "where there is no gradient yet, .grad is None: backward() makes one, or adds to the one there",
+        "NoneType": "if there is no gradient yet, .grad is None: backward() makes one, or adds to an existing one",
         "must not be zero": "checkpoint_sequential was given more segments than there are layers",
         "backward through the graph a second time": "backward runs twice on the same graph",
         "ModuleList": "a ModuleList cannot be called: run its blocks one after the other, or put them into "

@@ -33,25 +33,25 @@ RACES: dict[str, Callable[[Race], bool]] = {
 CLAUSES = [
     Clause(quote, facts, summary, rule, "Send it to the host")
     for quote, facts, summary, rule in (
-        ("A context manager for the forward pass", [CAME], "no context manager came back",
-         "it is to be used in a with statement"),
-        ("It ends with its block, also where that raises: the exception reaches the caller",
+        ("A context manager for the forward pass", [CAME], "what was returned is not a context manager",
+         "it must work in a with statement"),
+        ("It ends with its block, even if that raises: the exception reaches the caller",
          [STILL_ON, RAISED, STILL_ON_RAISED], "the context does not end with its block",
-         "whichever way the block is left, what it raises comes out, and the hooks are off"),
+         "however the block ends, its exception reaches the caller, and the hooks are off"),
         ("an nn.Module on some device", [PLACE], "the model was moved", "its parameters stay where they are"),
         ("gets it back on the device it came from, with the same values and dtype", [OTHERS, GRADIENT, *RACES],
          "the gradients are not those of a plain pass",
          "backward may ask for the tensors in any order, and for each of them again"),
         ("is not (a view of) a parameter of the model", [WEIGHTS], "weights are sent to the host",
-         "they are on the GPU anyway, and so is all that shares their storage"),
+         "they are on the GPU anyway, and so is everything that shares their storage"),
         ("tensors of fewer bytes stay where they are", [SMALL], "small tensors are sent to the host",
          "each copy costs a launch and a wait"),
         ("each tensor that autograd keeps for backward goes to the host", [BUFFER],
-         "a small tensor stays on the GPU that has min_bytes", "parameters stay, and nothing else of the model"),
-        ("if it has at least `min_bytes`", [KEPT], "not what should has left the GPU",
-         "each tensor of at least min_bytes goes, and nothing of it stays"),
-        ("A forward pass whose backward never comes leaves nothing on the GPU", ["KiB left without backward"],
-         "a forward pass without backward stays in memory", "all that pack kept goes with the graph"),
+         "a tensor of at least min_bytes stays on the GPU", "of the model only parameters stay"),
+        ("if it has at least `min_bytes`", [KEPT], "the wrong tensors have left the GPU",
+         "each tensor of at least min_bytes goes to the host, and no part of it stays"),
+        ("A forward pass without a backward leaves nothing on the GPU", ["KiB left without backward"],
+         "a forward pass without a backward stays in memory", "what pack keeps must be freed with the graph"),
     )
 ]  # fmt: skip
 KIB, THIRD, BACKWARD = 2**10, 1 / 3, ("backward", "backward twice")

@@ -34,7 +34,7 @@ BANK.mistakes(
     ("the gradient is not clipped", "clip_grad_norm_ is missing, comes after the step, or comes before backward",
      drop(CLIP)),
     ("single elements are clipped, not the norm",
-     "clip_grad_value_ turns the gradient into another direction; clip_grad_norm_ keeps it and shortens it",
+     "clip_grad_value_ changes the gradient's direction; clip_grad_norm_ keeps it and shortens the gradient",
      change(CLIP, "clip_grad_value_")),
     ("the gradient is clipped to another norm than max_norm", "the norm is an argument of the step: pass it on",
      change("model.parameters(), max_norm", "model.parameters(), 1.0")),
@@ -46,9 +46,10 @@ BANK.mistakes(
      "is not clipped or replaced before", add(f"[g.nan_to_num_(0, 0, 0) for g in [{GRADS}]]", before=UNSCALE)),
     ("gradients that were there before are counted too",
      "clear them before backward: zero_grad is missing, or comes after the step only", drop("zero_grad")),
-    ("the gradients are gone at the step", "zero_grad stands between backward and step: it comes before backward",
+    ("the gradients are gone at the step", "zero_grad is between backward and step: put it before backward",
      move("zero_grad", after=BACKWARD)),
-    ("the weights are changed beside the optimizer's step", "weight decay, EMA and the like are no part of this step",
+    ("something besides the optimizer's step changes the weights",
+     "weight decay, EMA and the like are not part of this step",
      add("[p.data.mul_(0.99) for p in model.parameters()]", after="scaler.update()")),
 )  # fmt: skip
 
@@ -59,8 +60,8 @@ BANK.mistakes(
     ("scaler.update() is missing", "without it the scale never adapts, and the next unscale_ raises",
      drop("scaler.update()")),
     ("the scale falls after an overflow, and never grows",
-     "update() of the scaler that was passed in grows it after so many good steps as it was made with; "
-     "update(new_scale) sets it, and forgets the steps counted",
+     "the scaler's update() grows the scale after growth_interval good steps; update(new_scale) sets it, and forgets "
+     "the steps counted",
      change("scaler.update()", f"fine = all(g.isfinite().all() for g in [{GRADS}])\n    "
             "scaler.update(before if fine else before * scaler.get_backoff_factor())")),
     ("scaler.update comes before scaler.step",
@@ -81,16 +82,16 @@ BANK.mistakes(
      "the scaler skips the step for one inf in any of them: compare the scale, or look at all gradients",
      change(TEST, f"bool([{GRADS}][-1].isfinite().all())"), change(TEST, f"bool([{GRADS}][0].isfinite().all())")),
     ("an inf in the gradients is not noticed",
-     "what overflows is inf, and so is the norm; NaN comes only where one is computed with: norm.isfinite()",
+     "an overflow gives inf, and so does the norm; NaN only comes from computing with inf: use norm.isfinite()",
      (NORM, change(TEST, "not bool(norm.isnan())"))),
-    ("a skipped step is taken for one that happened",
+    ("a skipped step is treated as one that happened",
      "the loss may be finite, and backoff_factor not 0.5: a step was skipped if the scale is smaller afterwards",
      change(FELL, "> before / 2"), change(TEST, "True")),
-    ("a step in which the scale grew is taken for a skipped one",
-     "after a step the scale may be the same or larger; only after an overflow it is smaller. That of a "
-     "scaler that is switched off is always 1", change(FELL, "== before")),
-    ("a step without a scaler is taken for a skipped one",
-     "a scaler that is switched off has the scale 1, and every step is a step",
+    ("a step in which the scale grew is treated as skipped",
+     "after a step the scale is the same or larger; only after an overflow is it smaller. A disabled scaler's is "
+     "always 1", change(FELL, "== before")),
+    ("a step with a disabled scaler is treated as skipped",
+     "a disabled scaler has the scale 1, and the optimizer steps every time",
      change(FELL, ">= before and scaler.is_enabled()")),
 )  # fmt: skip
 
@@ -99,8 +100,9 @@ BANK.mistakes(
     ("the forward pass does not run under autocast",
      "the block is missing: model and loss stand in torch.autocast(x.device.type, dtype=dtype)",
      change(BLOCK, "if True:")),
-    ("autocast is switched on for another device", 'torch.autocast("cuda") does nothing for a model on the CPU: ask '
-     "x.device.type", change("x.device.type", '"cuda"')),
+    ("autocast is switched on for another device",
+     'torch.autocast("cuda") does nothing for a model on the CPU: use x.device.type',
+     change("x.device.type", '"cuda"')),
     ("autocast runs in bfloat16, whatever dtype says", "pass the argument on: dtype=dtype",
      change("dtype=dtype", "dtype=torch.bfloat16")),
     ("autocast runs in its default dtype",
@@ -110,16 +112,16 @@ BANK.mistakes(
      "the block ends after the model, so the loss of its 16-bit outputs is computed in 16 bits",
      change(f"loss = {FORWARD}", "outputs = model(x)\n    loss = loss_fn(outputs, y)")),
     ("backward runs under autocast",
-     "each backward takes its forward's dtype by itself; the block holds the forward pass and the loss",
+     "each backward op uses its forward op's dtype by itself; the block holds the forward pass and the loss",
      change("    scaler.scale(loss).backward()", "        scaler.scale(loss).backward()")),
     ("the model came back in another dtype",
-     "half() or to(dtype) rounds the caller's weights for good, also where the step then fails: the "
-     "parameters stay float32, autocast casts copies", change("model(x)", "model.to(dtype)(x)")),
+     "half() or to(dtype) rounds the caller's weights permanently, even if the step then fails: keep the parameters "
+     "float32, autocast casts copies", change("model(x)", "model.to(dtype)(x)")),
     ("the data are converted by hand",
      "with autocast convert neither data nor model: it casts what each operation takes",
      (change(BLOCK, "if True:"), change("model(x)", "model(x.to(dtype))"))),
     ("the model was moved to another device",
-     "the model is where its caller put it, and so is x: nothing need be moved",
+     "model and x are on the right device already: move nothing",
      change(FORWARD, 'loss_fn(model.to("cuda:0")(x.to("cuda:0")), y.to("cuda:0"))')),
 )  # fmt: skip
 
@@ -130,7 +132,7 @@ BANK.mistakes(
     ("the model runs twice in a step",
      "one forward pass gives the loss for backward, and its value for the log: loss.item()",
      change(f"loss = {FORWARD}", f"loss = {FORWARD}\n        loss = {FORWARD}")),
-    ("what is returned is no pair", "the function ends without a return", drop("return ")),
+    ("what is returned is not a pair", "the function ends without a return", drop("return ")),
     ("the loss is not returned as a float", "a tensor: call .item(), or float()",
      change("loss.item()", "loss.detach()")),
     ("whether the optimizer stepped is returned as a tensor",

@@ -30,30 +30,31 @@ CLAUSES = [
     for facts, quote, read, summary, rule in (
         (["methods that are missing"],
          "LossScaler(init_scale, growth_factor, backoff_factor, growth_interval), then in every iteration:", SCALER,
-         "the class lacks a method", "called with its four numbers it makes an object with all five methods"),
+         "the class lacks a method", "called with its four numbers it must make an object with all five methods"),
         (["what scale(loss) returns", "first scale", "gradient through scale(loss)"],
          "returns the loss times the scale, with its graph", SCALER,
          "scale(loss) is not the loss times the scale, with its graph", ""),
         (["steps of the optimizer in each iteration"],
          "then optimizer.step(), unless an inf or NaN was found", SCALER,
          "the optimizer does not step once in every good iteration, and in no other",
-         "what unscale_ notes holds until update() ends the iteration"),
+         "what unscale_ records holds until update() ends the iteration"),
         (["factors on the scale"], "after inf or NaN: multiplies the scale by backoff_factor. After growth_interval "
-         "good iterations in a row: by growth_factor, and counts anew", SCALER,
-         "the scale changes otherwise than it should after an iteration", "update() alone changes it"),
+                                   "good iterations in a row: by growth_factor, and restarts the count", SCALER,
+         "the scale is wrong after an iteration", "only update() changes it"),
         (["gradients after unscale_", "gradients after unscale_, in the caller's tensors"],
          "divides the gradients of all the optimizer's parameters by the scale, in place", ORDER,
-         "unscale_ does not leave the true gradients in .grad, or divides another tensor",
-         "what holds the old tensor sees the true gradient too"),
+         "unscale_ does not leave the true gradients in .grad, or does not divide in place",
+         "code that refers to the old tensor must see the true gradient too"),
         (["gradients made where there were none"],
-         "a parameter may have no gradient (.grad is None), and keeps none", ORDER,
-         "a parameter that had no gradient has one", "momentum and weight decay move what has a gradient, zeros too"),
+         "a parameter may have no gradient (.grad is None), and then gets none", ORDER,
+         "a parameter that had no gradient has one",
+         "momentum and weight decay change every parameter with a gradient, even zeros"),
         (["gradients at the optimizer's steps", "weights at the end", "gradients gone after step()"],
          "calls unscale_ unless that was done since the last update", ORDER,
-         "the optimizer steps with other gradients than the true ones",
-         "divided once; and what the caller makes of them after unscale_ is what it steps with"),
+         "the optimizer does not step with the true gradients",
+         "divide them once, and step with what the caller makes of them after unscale_"),
         ([SAID], "get_scale(): the scale, a float", SCALER,
-         "get_scale() is not the scale, as a float", "from one update() to the next it stays"),
+         "get_scale() is not the scale, as a float", "it must not change from one update() to the next"),
     )
 ]  # fmt: skip
 EDGES = {
@@ -70,8 +71,8 @@ EDGES = {
 ERRORS = {
     **dict.fromkeys(("positional argument", "unexpected keyword"),
                     "__init__ takes (init_scale, growth_factor, backoff_factor, growth_interval), in this order"),
-    "NoneType": "a parameter that was not used has no gradient: its .grad is None, and is passed over",
-    "leaf Variable that requires grad": "gradients are changed under torch.no_grad(), and with p.grad, not p",
+    "NoneType": "a parameter that was not used has no gradient: its .grad is None, so skip it",
+    "leaf Variable that requires grad": "change gradients under torch.no_grad(), and change p.grad, not p",
 }  # fmt: skip
 
 
@@ -195,7 +196,7 @@ def accept(student: Any, trial: Trial) -> Callable[..., Any]:
         "this is not a class",
         expected=f"a class with the methods {', '.join(METHODS)}",
         got=brief(student),
-        likely="an object came: pass the class itself, without calling it",
+        likely="an object was passed: pass the class itself, without calling it",
     )
     return partial(run, student)
 

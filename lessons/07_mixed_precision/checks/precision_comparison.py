@@ -42,36 +42,38 @@ TF32_RUNS = ("runs with TF32 in matrix products", "runs with TF32 in convolution
 CLAUSES = [
     Clause(quote, facts, summary, rule, read)
     for facts, quote, read, summary, rule in (
-        (["runs on another device", "runs with other data"], "the one batch to train on, on the device to train on",
-         AUTOCAST, "a run is not on the device of x, or sees other data than x and y", ""),
+        (["runs on another device", "runs with other data"],
+         "the one batch to train on, already on the device to train on",
+         AUTOCAST, "a run is not on the device of x, or uses other data than x and y", ""),
         (["precisions of the forward passes"], "On a GPU the precisions are", AUTOCAST,
          "the model does not run in each of the precisions, and in no other", "fp32 is without autocast"),
         (["forward passes and losses of each run"], "further steps, before them", SAVES,
-         "a run has another number of steps", "warm_up + steps, with one forward pass and one loss in each"),
+         "a run has the wrong number of steps",
+         "make warm_up + steps steps, with one forward pass and one loss in each"),
         (["missing or too many in the result"], "Returns a dict {precision: row}; each row is a dict with", SAVES,
          "the result is not a dict of rows with four entries each", "three rows on a GPU, two on the CPU"),
         (["runs with a loss outside of autocast", "runs with backward under autocast"],
-         "by autocast around model and loss; backward is outside", AUTOCAST,
-         "the loss is not under autocast, or backward is", "model and loss stand in its block, and nothing else"),
-        (["runs in evaluation mode", "runs that start elsewhere"], "the same first weights, in training mode", SAVES,
+         "use autocast around model and loss; backward is outside", AUTOCAST,
+         "the loss is not under autocast, or backward is", "put model and loss in its block, and nothing else"),
+        (["runs in evaluation mode", "runs that start elsewhere"], "the same initial weights, in training mode", SAVES,
          "the runs do not all start from the weights of one new model, in training mode",
          "a run changes the model it is given"),
         (TF32_RUNS, '"fp32" is without TF32', TF32, "the fp32 baseline is secretly TF32", "not in convolutions either"),
         (["skipped"], "how many of all steps, warm-up included, the scaler skipped", SCALER,
          "skipped is not how many steps the scaler skipped", ""),
         ([f"losses while {name} trains" for name in SECONDS], "with torch.optim.SGD, lr=0.01", SCALER,
-         "the training goes another way", "a step of plain SGD after each backward, with this step's gradient"),
+         "the training differs", "take one step of plain SGD after each backward, with that step's gradient"),
         (["ms", "ms on the CPU, off by thousands"], "milliseconds for one of the counted steps, the mean", SAVES,
-         "ms is not the milliseconds of a counted step", "all that the GPU does in them, divided by their number"),
+         "ms is not the milliseconds of a counted step", "the time of all GPU work in them, divided by their number"),
         (["peak_bytes", "peak_bytes on the CPU"], "the most memory allocated on the GPU in this run", SAVES,
          "peak_bytes is not the peak of the run", "in bytes, on the GPU of x; None on the CPU"),
         (["runs that begin with more than model and data on the GPU", "memory that stays on the GPU"],
-         "nothing of another run is on the GPU, and nothing stays there in the end", SAVES,
-         "something of a run is on the GPU when another one begins, or in the end", ""),
+         "nothing of another run is on the GPU, and nothing stays there at the end", SAVES,
+         "something of a run is on the GPU when another one begins, or at the end", ""),
         (["kinds of the losses", "losses of the counted steps"],
          "the loss of each counted step, a list of floats, not scaled", SCALER,
          "losses are not the losses of the counted steps", "as loss_fn gave them, in their order, as floats"),
-        ([*BACK, RAISED], "as before the call, also if loss_fn raises, whose exception comes out", TF32,
+        ([*BACK, RAISED], "as before the call, even if loss_fn raises; its exception passes through", TF32,
          "the TF32 settings are not as before, or the exception of loss_fn does not come out", ""),
     )
 ]  # fmt: skip
@@ -82,12 +84,12 @@ EDGES = {
     "counts": ((2, 1), (1, 2)),  # steps and warm_up
     "overflows": (False, True),  # of fp16, one in the warm-up and one after it
 }
-CPU_ONLY = "on the CPU there is no GPU to ask or to wait for: ask x.device.type first"
+CPU_ONLY = "on the CPU there is no GPU to query or to wait for: test x.device.type first"
 ONE_CAST = "only one of data and model was converted: with autocast convert neither"
 ERRORS = {
     "unscale FP16": "the model was converted to half; under autocast it stays float32",
-    "Expected a cuda device": "x is on the CPU, though there is a GPU: ask x.device.type, not is_available()",
-    "on the same device": "make_model() gives a model on the CPU, and x says where to train: move it to x.device",
+    "Expected a cuda device": "x is on the CPU, though there is a GPU: test x.device.type, not is_available()",
+    "on the same device": "make_model() returns a model on the CPU: move it to x.device",
     "must have the same dtype": ONE_CAST, "should be the same": ONE_CAST,
     "NVIDIA driver": CPU_ONLY, "not compiled with CUDA": CPU_ONLY, "No CUDA GPUs": CPU_ONLY,
     "No inf checks": "scaler.step(optimizer) looks for inf and NaN, and scaler.update() asks what it found",
@@ -307,7 +309,7 @@ def number(value: Any) -> Any:
 
 EXERCISE = Contract(
     __file__,
-    says="the same start for each precision, true fp32, its own peak, a clock that waits, every skip counted",
+    says="the same initial weights for each precision, true fp32, its own peak, a clock that waits, every skip counted",
     parameters=("make_model", "loss_fn", "x", "y", "steps", "warm_up"),
     clauses=CLAUSES,
     edges=EDGES,

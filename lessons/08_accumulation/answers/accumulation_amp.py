@@ -79,11 +79,11 @@ BANK.mistakes(
      "a second unscale_ in a window divides what is accumulated by the scale again, and the pieces of a window must "
      "share one scale", add("scaler.unscale_(optimizer); scaler.update()", after=BACKWARD),
      (drop(UNSCALE), add("scaler.unscale_(optimizer); scaler.update()", after=BACKWARD))),
-    ("update runs for every micro-batch", "it ends a step, so it belongs once after each scaler.step",
+    ("update runs for every micro-batch", "update ends a step, so call it once after each scaler.step",
      move(UPDATE, after=BACKWARD)),
-    ("update stands before the step", "it ends the scaler's step: it forgets that unscale_ has run",
+    ("update comes before the step", "update ends the scaler's step: it forgets that unscale_ has run",
      move(STEP, after=UPDATE)),
-    ("update is missing", "the scaler takes all windows for one step without scaler.update() after scaler.step",
+    ("update is missing", "without scaler.update() after scaler.step, all windows are one step for the scaler",
      drop(UPDATE)),
     ("update is left out after the last window", "without it the scale does not adapt: once for each step",
      change(UPDATE, "start + steps >= len(micro_batches) or scaler.update()")),
@@ -93,10 +93,10 @@ BANK.mistakes(
      change("scaler.step(optimizer)", "optimizer.step()")),
     ("nothing was scaled", "unscale_ and scaler.step need gradients from scaler.scale(loss).backward()",
      change(BACKWARD, "loss.backward()")),
-    ("another scaler, or none, stands in for the argument",
+    ("another scaler, or none, is used instead of the argument",
      "a scaler that should do nothing is the caller's choice, by enabled=False",
      add('scaler = torch.amp.GradScaler("cpu", enabled=False)', before=FIRST)),
-    ("a scaler of its own, for the GPU, stands in for the argument", "the scaler is an argument: use it",
+    ("a scaler of its own, for the GPU, is used instead of the argument", "the scaler is an argument: use it",
      add('scaler = torch.amp.GradScaler("cuda")', before=FIRST)),
     ("one more step follows a last window that was full",
      "there is no gradient to step with: make a step for the rest only when micro-batches are left",
@@ -106,15 +106,15 @@ BANK.mistakes(
      "the scaler multiplied them by its scale, so nearly every norm is above max_norm. Call scaler.unscale_(optimizer) "
      "once, then clip, then scaler.step", swap(UNSCALE, CLIP), drop(UNSCALE)),
     ("scaled gradients are clipped, after every micro-batch",
-     "clip once a window, and what scaler.unscale_(optimizer) has divided: a scaled norm is above max_norm nearly "
-     "always", move(CLIP, after=BACKWARD)),
+     "clip once per window, after scaler.unscale_(optimizer): a scaled norm is nearly always above max_norm",
+     move(CLIP, after=BACKWARD)),
     ("clipping happens for every micro-batch",
      "clip the gradient of the window, once, before the step: clipping the pieces changes their weights",
      (move(CLIP, after=BACKWARD), change(NORM, NORM + " * scaler.get_scale()"))),
     ("the gradient is not clipped", "clip_grad_norm_ is missing, or comes after scaler.step",
      drop(CLIP), move(CLIP, after=STEP)),
     ("single elements are clipped, not the norm",
-     "clip_grad_value_ turns the gradient into another direction; clip_grad_norm_ keeps it and shortens it",
+     "clip_grad_value_ changes the gradient's direction; clip_grad_norm_ keeps it and shortens the gradient",
      change("clip_grad_norm_", "clip_grad_value_")),
     ("the largest element is clipped to max_norm, not the norm",
      "norm_type=inf takes the largest element for the norm; the norm is the root of the sum of squares",
@@ -130,16 +130,16 @@ BANK.mistakes(
      "Divide first, then clip to max_norm", (change(f" {SHARE}", ""), add(EACH, after=CLIP)),
      change(NORM, NORM + " / len(window)")),
     ("the gradient of the last, short window is not clipped",
-     "the lines that end a window stand twice, and clipping is missing in those for the rest, or comes after the step: "
-     "all that ends a full window ends a short one",
+     "the lines that end a window appear twice, and in those for the rest clipping is missing or comes after the "
+     "step: end a short window like a full one",
      change(f"        {CLIP}", f"        if len(window) == steps: {CLIP}")),
     ("the gradient of the last, short window is clipped while it is still scaled",
-     "the lines that end a window stand twice, and scaler.unscale_ is missing in those for the rest: all that ends a "
-     "full window ends a short one", change(f"        {UNSCALE}", f"        if len(window) == steps: {UNSCALE}")),
+     "the lines that end a window appear twice, and scaler.unscale_ is missing in those for the rest: end a short "
+     "window like a full one", change(f"        {UNSCALE}", f"        if len(window) == steps: {UNSCALE}")),
     # --- the schedule, and steps that are skipped ---
     ("the schedule advances after a skipped step too",
-     "the schedule counts updates of the weights, and a skipped step is none. scaler.step does not say whether it "
-     "stepped: compare scaler.get_scale() before scaler.update() and after it", change(GOOD, "True:"),
+     "the schedule counts updates of the weights, and a skipped step makes none. scaler.step does not say whether it "
+     "stepped: compare scaler.get_scale() before and after scaler.update()", change(GOOD, "True:"),
      change(GOOD, "any(p.grad is not None for p in model.parameters()):"), move(UPDATE, after=SCHEDULE),
      change(GOOD, "loss.isfinite():")),
     ("the schedule does not advance after a step with which the scale grew",
@@ -149,20 +149,20 @@ BANK.mistakes(
      "the scale may stay the same after a good step, and is smaller only after a skipped one: ask for >=",
      change(">= before", "> before")),
     ("the scale is compared with that of the window before",
-     "the first window has nothing to compare with, and the first steps are those that are skipped, while the scale is "
-     "too large: read scaler.get_scale() before scaler.update() in each window",
+     "the first window has nothing to compare with, and the first steps are the likeliest to be skipped, while the "
+     "scale is too large: read scaler.get_scale() before scaler.update() in each window",
      (drop(BEFORE), add("before = 0.0", before=FIRST), add("        before = scaler.get_scale()", after=SCHEDULE),
       change("\n            before =", "\n        before ="))),
     ("a skipped step is noticed only if it halves the scale",
-     "by how much the scale falls is the scaler's own choice, backoff_factor: ask whether it is smaller than before",
+     "how far the scale falls depends on the scaler's backoff_factor: test whether it is smaller than before",
      change(">= before", "!= before / 2"), change(">= before", "> before / 2")),
     ("an inf in one element of the gradients is not noticed",
-     "isnan() is False for an inf, and it may be in any parameter: ask isfinite() of all gradients, or ask whether the "
-     "scale has fallen",
+     "isnan() is False for an inf, which may be in any parameter: use isfinite() on all gradients, or test whether "
+     "the scale has fallen",
      (*end_of_window("not norm.isnan()"), change(CLIP, "norm = " + CLIP)),
      end_of_window(FINITE.replace("p.grad", "next(model.parameters()).grad")),
      end_of_window(FINITE.replace("p.grad", "[*model.parameters()][-1].grad"))),
-    ("an overflow is noticed in the gradients of one parameter group only", "ask all gradients, or the scale",
+    ("an overflow is noticed in the gradients of one parameter group only", "look at all gradients, or at the scale",
      end_of_window(f"all({FINITE} for p in optimizer.param_groups[0]['params'])"),
      end_of_window(f"all({FINITE} for p in optimizer.param_groups[1]['params'])")),
     ("update is left out where the step is skipped",
@@ -172,7 +172,7 @@ BANK.mistakes(
      "it ends each window, stepped or not: it lowers the scale, or else the next window overflows too",
      (drop(UNSCALE), change(f"{CLIP}{NORM}", f"norm = {CLIP}{NORM} * scaler.get_scale()"),
       add("if not norm.isfinite(): continue", before=BEFORE))),
-    ("an overflow is in .grad still when the next window begins",
+    ("an overflow is still in .grad when the next window begins",
      "clear the gradients at the start of each window, stepped or not",
      (move(CLEAR, before=FIRST), add("optimizer.zero_grad()", after=SCHEDULE))),
     ("an overflow is hidden from the scaler",
@@ -188,18 +188,18 @@ BANK.mistakes(
     ("the schedule advances once, after the epoch", "the schedule counts updates of the weights, not epochs",
      (drop(GOOD), change(f"            {SCHEDULE}", f"    {SCHEDULE}"))),
     ("the last, short window advances the schedule, skipped or not",
-     "the lines that end a window stand twice, and those for the rest do not ask whether the step was skipped",
+     "the lines that end a window appear twice, and those for the rest do not test whether the step was skipped",
      change(GOOD, "len(window) < steps or scaler.get_scale() >= before:")),
     # --- autocast ---
     ("the forward pass does not run under autocast",
-     "without it all is float32: a scaler does not switch it on, and a block for another device, as for cuda, does "
-     "nothing here", change(AUTOCAST, "if True:"), change('autocast("cpu"', 'autocast("cuda"')),
+     "without it everything is float32: a scaler does not switch autocast on, and a block for another device, such as "
+     "cuda, has no effect here", change(AUTOCAST, "if True:"), change('autocast("cpu"', 'autocast("cuda"')),
     ("the loss is not under autocast",
      "the block ends after the model, so the loss of its 16-bit outputs is computed in 16 bits; inside the block "
      "autocast takes the loss in float32",
      change(f"    loss = {LOSS}", "    outputs = model(x)\n            loss = loss_fn(outputs, y)")),
     ("autocast runs in another dtype than bfloat16",
-     "float16 is what a scaler is for, and a GPU's default; this exercise asks for bfloat16 on the CPU",
+     "float16 needs a scaler, and is a GPU's default; this exercise asks for bfloat16 on the CPU",
      change("dtype=torch.bfloat16", "dtype=torch.float16")),
     ("later windows run with the weights of the first",
      "one autocast block around the whole epoch keeps its 16-bit copies of the weights after a step has changed them: "
@@ -210,6 +210,6 @@ BANK.mistakes(
      "losses are added up and backward runs once for all of them: call backward for each micro-batch",
      (change(BACKWARD, "total = total + loss"), add("total = 0", before=LOOP),
       add("scaler.scale(total).backward()", before=UNSCALE))),
-    ("something is returned", "a loss that was not detached holds on to its graph, and one of the last micro-batch is "
-     "none of the epoch", at_the_end("return loss")),
+    ("something is returned", "a loss that was not detached holds its graph, and the last micro-batch's loss is not "
+                              "that of the epoch", at_the_end("return loss")),
 )  # fmt: skip

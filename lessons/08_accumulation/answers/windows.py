@@ -66,7 +66,7 @@ def mistakes(shared, begin, step, inside, after, at_the_end):
          "they are updated by hand too, or the learning rate is another while the function runs",
          after("with torch.no_grad(): [p.mul_(0.99) for p in model.parameters()]")),
         ("the model runs in evaluation mode, and is put back",
-         "eval() switches dropout off, and lets BatchNorm normalise with what it has stored: it is for an evaluation, "
+         "eval() switches dropout off, and makes BatchNorm use its running statistics: it is for an evaluation, "
          "not for training", (add("model.eval()", before=FIRST), at_the_end("model.train()"))),
         ("the model came back in another dtype",
          "model.to(dtype), or half(), rounds the caller's weights for good; autocast rounds copies",

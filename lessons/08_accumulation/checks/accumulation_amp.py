@@ -28,7 +28,7 @@ CLAUSES = (
            common.LAST_WINDOW),
     *common.promises(
         "as in exercise 1, on the CPU", "Train one epoch in mixed precision",
-        "the gradient of the mean loss over its samples", "gradients left by the caller do not count",
+        "the gradient of the mean loss over its samples", "gradients that the caller left in .grad do not count",
         "only one micro-batch's activations are alive at a time", "model, optimizer"),
     *(Clause(quote, facts, summary, rule, "With mixed precision and clipping") for quote, facts, summary, rule in (
         ("The forward pass and the loss run under autocast on the CPU in bfloat16",
@@ -37,14 +37,14 @@ CLAUSES = (
          'torch.autocast("cpu", dtype=torch.bfloat16) around both'),
         ("the largest norm that the gradient of a window may have when the optimizer steps", [common.NORMS],
          "the gradient at the step has another norm than the clipped one",
-         "it is the norm of the window's real gradient, not scaled, or max_norm where that is smaller"),
+         "it is the norm of the window's true gradient, not scaled, or max_norm if that is smaller"),
         ("a learning-rate schedule that counts updates of the weights", [ADVANCES],
          "the schedule does not advance once after each update of the weights, and only then",
-         "at its first advance one step has been made, at the second two; a skipped step is none"),
-        ("a torch.amp.GradScaler, switched on", [LAST_SCALE], "the scale has not adapted as it should",
+         "at its first advance one step has been made, at the second two; a skipped step does not count"),
+        ("a torch.amp.GradScaler, enabled", [LAST_SCALE], "the scale has not adapted as it should",
          "scaler.update() once for each window, stepped or not: it grows after good ones and falls after an overflow"),
         ("Returns nothing", ["what is returned"], "something is returned",
-         "the epoch is what it does to the weights"))),
+         "return nothing: the result is the trained weights"))),
 )  # fmt: skip
 EDGES = {
     "epoch": ((6, 2), (3, 2), (5, 3), (2, 3)),  # micro-batches, and how many make a window
@@ -150,7 +150,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
 EXERCISE = Contract(
     __file__,
-    says="unscale, clip, step, update once a window, under autocast; a skipped step advances no schedule",
+    says="unscale, clip, step, update once per window; forward under autocast; a skipped step does not advance the "
+         "schedule",
     parameters=("model", "optimizer", "scaler", "scheduler", "loss_fn", "micro_batches", "steps", "max_norm"),
     clauses=CLAUSES,
     edges=EDGES,

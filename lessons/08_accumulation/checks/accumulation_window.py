@@ -29,11 +29,11 @@ CLAUSES = (
         "it stays on its device, in its dtype",
         "an nn.Module in training mode",
         "the gradient of the mean loss over all samples of its window",
-        "Gradients left by the caller do not count",
+        "Gradients that the caller left in .grad do not count",
         "Only one micro-batch's activations are alive at a time",
         "a torch optimizer over its parameters",
     ),
-    Clause("the epoch, a float", [KIND], "what is returned is no float", read=MEAN_OF_MEANS),
+    Clause("the epoch, a float", [KIND], "what is returned is not a float", read=MEAN_OF_MEANS),
     Clause(
         "Returns the mean loss over all samples of the epoch", [LOSS],
         "the loss that is returned is not the mean over all samples of the epoch",

@@ -24,28 +24,29 @@ LEFT, NAMES, PLACES = "BatchNorms left", "names of parts that differ", "weights 
 OUTPUTS = ("what the norms give for zeros, their biases", "what they give for large inputs, their weights",
            "what they give for small inputs, which eps makes smaller", "what they give for drawn inputs")  # fmt: skip
 PROMISES = (  # a sentence, its facts, what is told of an answer that breaks it, and what holds whatever the mistake is
-    ("Returns the copy", ["what came back"], "a model is wanted back", "return the whole copy"),
+    ("Returns the copy", ["what came back"], "the function does not return a model", "return the whole copy"),
     ("every BatchNorm", [LEFT], "some BatchNorms are still there",
-     "all three classes, in any mode, at any depth, and in each place of one that stands in two"),
+     "all three classes, in any mode, at any depth, and in both places of one that is used twice"),
     ("the old one's name, mode and eps", [NAMES, "norms in another mode", OUTPUTS[2]],
      "a new norm has another name, mode or eps than the old one",
      "setattr(parent, name, norm) keeps the name; the mode is in .training, eps in .eps"),
     ("a GroupNorm of `groups` groups", ["forms of what the norms give", OUTPUTS[3]],
-     "a norm gives other values than the group norm asked for",
+     "a norm's output differs from that of the group norm asked for",
      "call one of them alone, and compare with torch.nn.functional.group_norm"),
     ("a weight and bias of the same values", [*OUTPUTS[:2]],
-     "a new norm has another weight, or another bias, than the old one",
+     "a new norm's weight or bias differs from the old one's",
      "a new GroupNorm starts at weight 1 and bias 0"),
-    ("dtype, device and requires_grad, or none where it has none (affine=False)", [PLACES, "trained numbers"],
+    ("dtype, device and requires_grad, or none if the old one has none (affine=False)", [PLACES, "trained numbers"],
      "a new norm's weight and bias have another dtype, device or requires_grad than the old one's",
-     "a new Parameter is float32, on the CPU, and requires a gradient; each old one may be otherwise, or missing"),
-    ("What is one weight in `model` is one in the copy", ["weights more than in the model"],
-     "what was one weight is several in the copy",
-     "they would be trained apart: a norm in two places has one weight and one bias, norms that share a weight one"),
+     "a new Parameter is float32, on the CPU, and requires a gradient; the old one may differ, or be missing"),
+    ("A weight that is shared in `model` is shared in the copy", ["weights more than in the model"],
+     "a shared weight is no longer shared in the copy",
+     "they would be trained separately: a norm in two places has one weight and one bias, and norms that share a "
+     "weight have one"),
     ("in memory of its own", ["parts of the original"], "the copy and the original share parts",
-     "copy.copy takes over the parts: copy.deepcopy does not"),
-    ("All else in the copy is as in `model`", ["changes in the rest", "output", "gradients"],
-     "something besides the norms is not as in the model", "copy the model, replace the norms, touch nothing else"),
+     "copy.copy shares the parts: copy.deepcopy does not"),
+    ("Everything else in the copy is as in `model`", ["changes in the rest", "output", "gradients"],
+     "something besides the norms differs from the model", "copy the model, replace the norms, touch nothing else"),
 )  # fmt: skip
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 KINDS: dict[str, tuple[Any, Any, tuple[int, ...], int]] = {  # the norm, one that stays, sizes of inputs, groups
@@ -250,14 +251,14 @@ def run(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
 
 EXERCISE = Contract(
     __file__,
-    says="no sample sees another one's statistics, so the micro-batches add up to the full batch again",
+    says="no sample's output depends on others, so micro-batches add up to the full batch again",
     parameters=("model", "groups"),
     clauses=[Clause(*promise, BATCH_NORM) for promise in PROMISES],
     edges=EDGES,
     play=play,
     errors={
         "NoneType": "a norm with affine=False has no weight and no bias: both are None",
-        'contain "."': "a name with dots is a path: add the norm to its parent, by the last part of the name",
+        'contain "."': "a name with dots is a path: set the norm on its parent, under the last part of the name",
         "divisible by num_groups": "nn.GroupNorm takes (num_groups, num_channels), in this order, and groups is given",
         "Unexpected key": "the state of a BatchNorm holds running statistics too: load weight and bias only",
     },

@@ -44,7 +44,7 @@ ERRORS = {
     "where a micro-batch must be",
     "backward through the graph a second time": "backward runs on a running total, so on graphs that an earlier "
     "backward has freed: call it on the loss of this micro-batch alone",
-    "ZeroDivisionError": "of what divides there may be none: micro-batches that are left, samples, or steps",
+    "ZeroDivisionError": "a divisor can be 0: remaining micro-batches, samples, or steps",
     "does not require grad": "the loss has no graph: its forward pass ran under no_grad or inference_mode, or the loss "
     "was detached before backward",
     "has no attribute 'backward'": "item() or float() came before backward: a plain number has no graph",
@@ -61,16 +61,16 @@ _PROMISED = (
     (PLACE, "the model came back on another device, or in another dtype",
      "model.to(…), half() and double() change the caller's own model, whose optimizer steps next", FOUR_PIECES),
     ([MODE], "the model runs in evaluation mode",
-     "eval() switches dropout off, and lets BatchNorm normalise with what it has stored", BATCH_NORM),
+     "eval() switches dropout off, and makes BatchNorm use its running statistics", BATCH_NORM),
     ([NAN, OTHER, SHARES, EARLIER], "a step uses another gradient than that of the mean loss over its window",
      "compare that window by hand: concatenate its micro-batches, one loss, one backward, print the gradient",
      FOUR_PIECES),
     ([LEFT], "a step uses a gradient that was there before the call",
-     "what was in .grad when the function was called is no part of any window", FOUR_PIECES),
+     "what was in .grad at the call belongs to no window", FOUR_PIECES),
     (MEMORY, "more than one micro-batch's activations are in memory at a time",
-     "otherwise the memory is that of the large batch, which is what must not fit", BYTES),
-    ([WEIGHTS], "the weights are not where the optimizer's steps lead",
-     "nothing but its step() moves them, at the learning rates that it came with", RATE),
+     "otherwise it takes the memory of the large batch, which does not fit", BYTES),
+    ([WEIGHTS], "the weights are not those after the optimizer's steps",
+     "only its step() may change them, at its own learning rates", RATE),
 )  # fmt: skip
 
 

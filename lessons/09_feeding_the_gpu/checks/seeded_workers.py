@@ -29,20 +29,23 @@ REPEATED = "dataset.rng after worker_init_fn has run again"  # tells counting in
 CLAUSES = [
     Clause(quote, facts, summary, rule, SEEDS)
     for facts, quote, summary, rule in (
-        ([KIND], "A DataLoader", "what came back is no DataLoader", "its caller goes over it, epoch by epoch"),
+        ([KIND], "A DataLoader", "what was returned is not a DataLoader",
+         "the caller iterates over it, epoch by epoch"),
         ([COUNT], "how many workers there are", "there are more or fewer workers", ""),
         ([SIZES], "samples in a batch", "the batches have other sizes", "only the last one may be smaller"),
-        ([ONCE], "Each epoch gives every sample once", "an epoch does not give every sample once", ""),
-        ([ORDER], "in another order", "the epochs have the same order", "each its own, and none that of the dataset"),
-        ([PROCESS], "In the process itself no generator is seeded and nothing is drawn",
-         "in the process itself numbers were drawn", "what comes after the call must not depend on it"),
+        ([ONCE], "Each epoch yields every sample once", "an epoch does not give every sample once", ""),
+        ([ORDER], "in a new order", "the epochs have the same order", "each its own, and none that of the dataset"),
+        ([PROCESS], "In the process itself no generator is seeded, and none is drawn from",
+         "numbers were drawn in the process itself", "random numbers after the call must not depend on it"),
         ([WORKERS], "No two workers draw the same numbers", "two workers draw the same numbers",
          "each worker is a copy of the process, generators and all"),
-        ([PASSED], "no worker draws in an epoch what was drawn in one before", "an epoch draws what one before drew",
-         "workers are made anew for each epoch, as copies of the process"),
-        ([AGAIN, ORDER_AGAIN], "gives the same batches with the same numbers",
-         "a second loader of this seed gives other batches", "whatever has been drawn before, and other loaders give"),
-        ([OTHER, ORDER_OTHER], "with another seed both order and numbers are others",
+        ([PASSED], "no worker draws numbers that were drawn in an earlier epoch",
+         "an epoch draws the numbers of an earlier one",
+         "each epoch starts new workers, as copies of the process"),
+        ([AGAIN, ORDER_AGAIN], "yields the same batches with the same numbers",
+         "a second loader with this seed yields other batches",
+         "whatever has been drawn before, and whatever other loaders do"),
+        ([OTHER, ORDER_OTHER], "with another seed both order and numbers differ",
          "another seed gives the same order, or the same numbers", "seeds may differ in any of their bits"),
     )
 ]  # fmt: skip
@@ -187,7 +190,7 @@ def compare(facts: Facts, first: Seen, second: Seen, third: Seen) -> None:
 
 EXERCISE = Contract(
     __file__,
-    says="other numbers for every worker and epoch, and the same again in a second run",
+    says="different numbers for every worker and epoch, and the same again in a second run",
     own_gpu=False,
     parameters=("dataset", "batch_size", "workers", "seed"),
     clauses=CLAUSES,

@@ -30,17 +30,19 @@ SPARSE, TF32, FP32, SIDE = "MFU by a sheet with sparsity", "MFU in TF32", "MFU i
 CLAUSES = [
     Clause(quote, facts, summary, rule, TIMER if facts[0] in (CALLS, SIDE, WARM, CLOCK, EMPTY) else MFU)
     for facts, quote, summary, rule in (
-        ([KIND], "as a float", "what came back is no finite number", "the number itself"),
-        ([UNIT], "1 is the peak", "the number is not a part of the peak", "a sheet's TFLOP/s are 10¹² FLOP/s"),
-        ([CALLS], "and no more often", "step is called another number of times", "warm_up + repeats calls"),
-        ([COUNTED], "called once", "plain_step is not called once", "each call of it trains the model"),
-        ([FLOPS], "those that the model needs", "the number is another", "FLOPs, by seconds, by the peak in FLOP/s"),
-        ([SIDE], "has been queued", "with work in the queue the number is another", "a step's time begins behind it"),
+        ([KIND], "as a float", "what was returned is not a finite number", "the number itself"),
+        ([UNIT], "1 is the peak", "the number is not a fraction of the peak", "a sheet's TFLOP/s are 10¹² FLOP/s"),
+        ([CALLS], "and no more often", "step is called the wrong number of times", "warm_up + repeats calls"),
+        ([COUNTED], "called once", "plain_step is not called exactly once", "each call of it trains the model"),
+        ([FLOPS], "those that the model needs", "the number is wrong", "FLOPs, by seconds, by the peak in FLOP/s"),
+        ([SIDE], "has been queued", "with work in the queue the number is wrong",
+         "a step's time begins after that work"),
         ([WARM, MEDIAN], "median of single steps, after", "the number is not that of the median step", ""),
-        ([SPARSE], "twice the dense one", "by such a sheet the number is another", "the dense rate is the peak"),
-        ([FP32], "torch.float32", "for float32 the number is another", "its row is that in which the products run"),
-        ([TF32], "run in TF32 where", "where TF32 is allowed the number is another", "and the sheet has a row for it"),
-        ([CLOCK], "that of events", "the clock is not fit for this", "events are the GPU's own clock"),
+        ([SPARSE], "twice the dense one", "with such a sheet the number is wrong", "the dense rate is the peak"),
+        ([FP32], "torch.float32", "for float32 the number is wrong",
+         "use the row of the format in which the products run"),
+        ([TF32], "run in TF32 if", "if TF32 is allowed the number is wrong", "and the sheet has a row for it"),
+        ([CLOCK], "that of events", "the clock is not suited to this", "events are the GPU's own clock"),
         ([EMPTY], "only at the end", "the host waits between the timed steps", "a wait empties the queue"),
     )
 ]  # fmt: skip
@@ -205,7 +207,7 @@ def unit(got: float, wanted: float) -> str:
 
 EXERCISE = Contract(
     __file__,
-    says="what the model needs, in the time that the job takes, by the dense peak of its format",
+    says="the FLOPs that the model needs, in the time that the job takes, over the dense peak of its format",
     parameters=("step", "plain_step", "dtype", "sheet", "warm_up", "repeats"),
     clauses=CLAUSES,
     edges=EDGES,

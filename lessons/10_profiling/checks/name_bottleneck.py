@@ -24,33 +24,35 @@ STEPS, NUMBER, ORDER = "steps unlike each other", "many short gaps or kernels", 
 PEAKS, LACKS, SHORT, NONE = "another ridge", "kernels that tell only FLOPs or bytes", "gaps of 2 µs", "no kernel at all"
 MIXED = "kernels at one roof beside kernels at the other"
 CLAUSES = [
-    Clause('"compute", "bandwidth" or "latency"', [WORD], "what is returned is no such word",
-           "one of the six, as a text", JOBS),
-    *(Clause(quote, [kind], f"a job that is bound by {kind} is called another", "", JOBS if kind in GAPS else ROOF)
+    Clause('"compute", "bandwidth" or "latency"', [WORD], "what is returned is not one of the six words",
+           "one of the six, as a string", JOBS),
+    *(Clause(quote, [kind], f"a job that is bound by {kind} is called something else", "",
+    JOBS if kind in GAPS else ROOF)
       for kind, quote in (
         ("input", '"input" if the host loads'), ("waits", '"waits" if the host is in a wait'),
         ("launches", 'else "launches"'), ("compute", 'FLOPs at the peak, "compute"'),
         ("bandwidth", 'bytes at theirs, "bandwidth"'), ("latency", 'neither roof is near: "latency"'))),
-    *(Clause(quote, [fact], f"with {fact} the word is another", rule, ROOF if fact in (PEAKS, LACKS) else JOBS)
+    *(Clause(quote, [fact], f"with {fact} the answer is wrong", rule, ROOF if fact in (PEAKS, LACKS) else JOBS)
       for fact, quote, rule in (
         (NEAR, "more than 30 % of the steps", "that of all gaps together"),
-        (WAITED, "a wait when the gap begins", "what else the host waits for does not matter"),
-        (LOADED, "Each gap goes to", "by what the host does in it, and not before or after"),
+        (WAITED, "a wait when the gap begins", "no other wait matters"),
+        (LOADED, "Each gap goes to", "by what the host does in it, not before or after"),
         (HALF, "for more than half of the gap", "all loads in it together"),
         (CATS, "of the cats named above, and of no other", "loads: user_annotation; waits: cuda_runtime"),
         (NAMES, "Loads and waits are events of the cats named above", "a wait's name ends in Synchronize"),
         (STREAMS, "on none of its streams", "while one of them runs a kernel there is no gap"),
         (GPUS, "kernels of other GPUs do not count", 'args["device"] says whose a kernel is'),
-        (COPIES, "copies are no kernels", 'a kernel is of cat "kernel"'),
-        (WINDOW, "from the first step's begin to the last one's end", "all of it, between two steps as well"),
-        (STEPS, "of all steps together", "in this time, whichever of them it is in"),
+        (COPIES, "copies are not kernels", 'a kernel is of cat "kernel"'),
+        (WINDOW, "from the first step's begin to the last one's end",
+         "all of it, including the time between two steps"),
+        (STEPS, "of all steps together", "count everything in this time, in whichever step"),
         (NUMBER, "by their time, not their number", "times are added up, of gaps and of kernels"),
         (ORDER, "in any order", "ts says when they begin"),
         (PEAKS, "the peaks of this GPU", "no other number of the GPU is needed"),
-        (LACKS, "under which the steps' kernels would need longer", "all of them; what one lacks is 0"),
+        (LACKS, "the larger of two times does", "of all kernels; a missing number is 0"),
         (MIXED, "the longer of a kernel's own two times", "the longer one of each kernel, and then the sum"),
-        (SHORT, "A gap is a stretch of it", "of any length"),
-        (NONE, "in which the GPU runs a kernel on none of its streams", "all of the time is a gap then"))),
+        (SHORT, "A gap is an interval in it", "of any length"),
+        (NONE, "in which the GPU runs a kernel on none of its streams", "then all of the time is a gap"))),
 ]  # fmt: skip
 ONLY = {  # the kinds for which a twist is
     WAITED: ("waits", "launches"), HALF: GAPS, CATS: ("waits", "launches"), NAMES: ("launches",), SHORT: GAPS,
@@ -263,7 +265,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
 EXERCISE = Contract(
     __file__,
-    says="six kinds told apart, by what the host does in the gaps, and by the nearer roof, if one is near",
+    says="all six kinds are distinguished, by what the host does in the gaps and by the nearer roof, if one is near",
     own_gpu=False,
     parameters=("events", "gpu", "peak_flops", "peak_bandwidth"),
     clauses=CLAUSES,

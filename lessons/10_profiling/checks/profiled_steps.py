@@ -28,20 +28,22 @@ ACTIVITIES, RAISED, RUNS = "activities", "the exception", "a profiler runs on"
 CLAUSES = [
     Clause(quote, facts, summary, rule, MISTAKES if facts[0] in (ACTIVITIES, TIMES) else RECORDS)
     for facts, quote, summary, rule in (
-        ([KIND], "{name: ms}", "what came back is no dict from names to numbers", "a text and a plain number"),
-        ([CALLS], "so often, and no more", "step is called another number of times", "also where nothing is recorded"),
-        ([ACTIVITIES], "The activities are CPU and CUDA", "not both activities are recorded", "on every machine"),
-        ([FILES], "one Chrome trace for each cycle", "the files are others", "each its own, that ends in .json"),
-        ([STEPS], "the last `count` of every `every` calls are recorded", "other steps are recorded",
+        ([KIND], "{name: ms}", "what was returned is not a dict from names to numbers", "a text and a plain number"),
+        ([CALLS], "exactly this often", "step is called the wrong number of times", "also where nothing is recorded"),
+        ([ACTIVITIES], "The activities are CPU and CUDA", "the activities are not CPU and CUDA", "on every machine"),
+        ([FILES], "one Chrome trace for each cycle", "the files are wrong", "each its own, that ends in .json"),
+        ([STEPS], "the last `count` of every `every` calls are recorded", "the wrong steps are recorded",
          "counted from the call after the first `skip`"),
-        ([AT_END], "A cycle that is not whole at the end is not recorded", "the end is recorded", "it leaves no file"),
-        ([WARM], "after a warm-up of the profiler's of one step", "the warm-up is another", "before each cycle"),
-        ([NAMES], "operations without kernels of their own, and kernels, are left out", "the names are others",
-         "all operations that launched kernels themselves are there"),
-        ([TIMES, CYCLES], "milliseconds per recorded step, over all cycles", "the times are others",
-         "of an operation's own kernels"),
-        ([RAISED], "An exception of step reaches the caller", "step's exception does not come out", "as it was raised"),
-        ([RUNS], "no profiler runs on", "a profiler runs on after an exception", "whatever step raises"),
+        ([AT_END], "An incomplete cycle at the end is not recorded", "an incomplete cycle is recorded",
+         "it leaves no file"),
+        ([WARM], "after one step of the profiler's warm-up", "the warm-up is wrong", "before each cycle"),
+        ([NAMES], "operations without kernels of their own, and kernels, are left out", "the names are wrong",
+         "every operation that launched kernels itself must be there"),
+        ([TIMES, CYCLES], "milliseconds per recorded step, over all cycles", "the times are wrong",
+         "count an operation's own kernels"),
+        ([RAISED], "An exception of step reaches the caller", "step's exception does not reach the caller",
+         "as it was raised"),
+        ([RUNS], "no profiler keeps running", "a profiler keeps running after an exception", "whatever step raises"),
     )
 ]  # fmt: skip
 EDGES = {
@@ -222,7 +224,7 @@ def kind_of(name: str, own: Container[str]) -> str:
 BOTH = {ProfilerActivity.CPU, ProfilerActivity.CUDA}
 EXERCISE = Contract(
     __file__,
-    says="the steps that were asked for, a file for each cycle, and times that add up",
+    says="the right steps recorded, a file for each cycle, and times that add up",
     parameters=("step", "steps", "skip", "every", "count", "folder"),
     clauses=CLAUSES,
     edges=EDGES,

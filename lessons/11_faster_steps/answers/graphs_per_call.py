@@ -42,9 +42,9 @@ def by_the_stats(function, calls):
 
 BANK.right((change("    torch.compiler.reset()\n", ""), change(COMPILE, f"torch.compiler.reset()\n        {COMPILE}")))
 BANK.mistakes(
-    ("the graphs of all calls together came back", "one number for each call, in a list",
+    ("the graphs of all calls together are returned", "one number for each call, in a list",
      change("return counts", "return len(graphs)")),
-    ("whether a call compiled came back, not how many graphs",
+    ("whether a call compiled is returned, not how many graphs",
      "True and False: count the graphs; a call with a break compiles two",
      change("len(graphs) - before)", "len(graphs) > before)")),
     ("a call counts as one compilation, however many graphs it makes",

@@ -111,7 +111,7 @@ BANK.mistakes(
      (change(TRIED, "tried = [run([*stay, name])]"),
       add("tried += [run([*stay, name]) for _ in range(repeats)]", before="fastest = "))),
     ("a RuntimeError of the job itself is taken for the switch's",
-     "the try stands round the steps with the switch alone: without it nothing is left that could be measured",
+     "put the try around the steps with the switch only: without it nothing is left that could be measured",
      (change(f"        {WITHOUT}\n{PLAIN}", ""), add(WITHOUT, before=TRIED),
       change("        fastest = ", f"{PLAIN}        fastest = "))),
     ("no other switch is tried after one that is missing", "continue, and not break", change("continue", "break")),

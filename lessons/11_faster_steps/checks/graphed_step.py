@@ -35,23 +35,25 @@ RATE = "a step at a learning rate of 0 moves the parameters"
 CLAUSES = [
     Clause(quote, facts, summary, rule, read)
     for facts, quote, summary, rule, read in (
-        ([KIND], "a function step(x, y)", "what came back is no function", "return step, without calling it", LAUNCHES),
+        ([KIND], "a function step(x, y)", "what was returned is not a function", "return step, without calling it",
+         LAUNCHES),
         ([LOSS], "returns its loss", "step returns no loss", "a tensor of one number, without a graph", LAUNCHES),
         ([MADE.format(name) for name in (*TRAINED, "step counts")], "Making the step trains nothing",
-         "making the step has trained", "the warm-up trains: keep clones before, and copy them back in place",
+         "making the step has trained", "the warm-up trains: keep clones from before it, and copy them back in place",
          LAUNCHES),
         ([UNREADY, UNFINISHED, IN_STEP], "Streams that use the same tensors wait for each other",
          "a stream does not wait for another",
-         "what two streams were given may run at one time: before the warm-up side.wait_stream(current), and after it "
+         "work in two streams may run at the same time: before the warm-up side.wait_stream(current), and after it "
          "current.wait_stream(side)", LAUNCHES),
         ([LOSSES, BESIDE, *map(AFTER.format, TRAINED)],
-         "In step, losses, parameters, buffers and moments are those of the plain step",
+         "After each batch, loss, parameters, buffers and moments are those of the plain step",
          "the step is not the plain one", "", LAUNCHES),
-        ([OTHERS, ONE], "A batch of another shape is trained as well", "a batch of another shape goes wrong", "",
+        ([OTHERS, ONE], "A batch of another shape is trained as well",
+         "a batch of another shape is not trained correctly", "",
          LAUNCHES),
-        ([KEPT], "stays what it was in later steps", "a loss changes later", "each replay writes there: clone",
+        ([KEPT], "does not change in later steps", "a loss changes later", "each replay writes there: clone",
          LAUNCHES),
-        ([RATE], "A learning rate that is changed between two steps holds from the next step on",
+        ([RATE], "A learning rate that is changed between two steps applies from the next step on",
          "the learning rate of the capture stays", "a replay repeats a number: make each group's lr a tensor before it",
          "What else is frozen"),
         ([FAST], "at most a third of the time", "it is not three times as fast", "", "Common mistakes"),

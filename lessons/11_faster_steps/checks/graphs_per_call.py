@@ -78,15 +78,15 @@ FUNCTIONS: dict[str, Case] = {
 CLAUSES = [
     Clause(quote, facts, summary, rule, read)
     for facts, quote, summary, rule, read in (
-        ([KIND], "a list of whole numbers", "what came back is no list of whole numbers", "", AGAIN),
+        ([KIND], "a list of whole numbers", "what was returned is not a list of whole numbers", "", AGAIN),
         ([ERROR], "An exception of `function` reaches the caller", "an exception is swallowed", "", AGAIN),
         ([LENGTH, CALLED], "called once with each", "not each call is made and counted once", "one number for each",
          AGAIN),
         ([f"graphs {name}" for name in FUNCTIONS if name not in ("of many words", "that raises")],
-         "How many graphs each call", "the counts are others", "what the backend saw during this call", BREAKS),
-        ([FROM_NOTHING], "the count begins as if it had not", "earlier compilations count", "torch.compiler.reset()",
+         "How many graphs each call", "the counts are wrong", "count what the backend saw during this call", BREAKS),
+        ([FROM_NOTHING], "count as if it had not", "earlier compilations count", "torch.compiler.reset()",
          ""),
-        (["graphs of many words"], "also more than Dynamo's own limit", "compilations beyond a limit are missing",
+        (["graphs of many words"], "even beyond Dynamo's own limit", "compilations beyond a limit are missing",
          "config.patch(recompile_limit=…), and far above what a function may need", AGAIN),
         ([SETTINGS], "its settings are as before", "a setting is left changed", "with config.patch(…)", AGAIN),
     )
@@ -186,7 +186,7 @@ def in_short(counts: list[int]) -> list[str]:
 
 EXERCISE = Contract(
     __file__,
-    says="each call with its graphs: breaks, new lengths, and what comes after the eighth",
+    says="the graphs of each call: breaks, new lengths, and those after the eighth",
     parameters=("function", "calls"),
     clauses=CLAUSES,
     edges={"function": tuple(FUNCTIONS)},

@@ -17,18 +17,18 @@ KIND, STEPS = "what came back", "steps run beyond those asked for"
 WITH, ORDER = "what the steps were run with", "in which order"
 ERROR, OF_THE_JOB = "the other exception", "the exception of the job without the switch"
 SENTENCES = (  # what one switch does and whether it stays, and the words for those who break the sentence
-    ("each on top of those that stay", {"gains only alone": False}, "the steps are run with other switches",
-     "two switches may save the same launches: try it with those that stay, and no others"),
+    ("each on top of those that stay", {"gains only alone": False}, "the steps are run with the wrong switches",
+     "two switches may save the same launches: try each with those that stay, and no others"),
     ("is below the fastest of those without it",
      {"gains": True, "costs": False, "gains a little more than the noise": True,
       "gains a little less than the noise": False, "is just as fast as the fastest step without it": False},
      "a switch stays or goes that should not",
-     "its median against the fastest without it, and nothing else: two medians of one job differ too"),
+     "compare its median with the fastest step without it: even two medians of the same job differ"),
     ("its median time", {"gains, and hiccups in almost half of its steps": True, "gains, and stumbles once": True,
                          "does nothing, beside a hiccup": False},
-     "one slow step decides", "a median leaves it alone, a mean not"),
+     "one slow step decides", "one slow step changes the mean, not the median"),
     ("right before", {"does nothing, on a machine that warms up": False, "gains, on a machine that slows down": True},
-     "times of different moments are compared", "a machine changes: measure again what it is compared with"),
+     "times of different moments are compared", "a machine's speed changes: measure the baseline again"),
     ("no step with it, the first included", {"takes too much at first": False, "takes too much at last": False},
      "too much memory in one of the steps is not seen", "all 1 + repeats steps with the switch count here"),
     ("takes more than `most_mib`", {"takes too much": False, "takes exactly as much as allowed": True},
@@ -36,8 +36,8 @@ SENTENCES = (  # what one switch does and whether it stays, and the words for th
     ("within `tolerance` of the loss without any switch",
      {"changes the loss": False, "changes the loss within the tolerance": True, "makes a NaN of the loss": False,
       "changes the loss as much again as the first": False},
-     "another result is taken for a gain, or the same for another",
-     "upwards and downwards, and always as a part of the loss of the job without any switch"),
+     "a different result is accepted, or the same one rejected",
+     "upwards and downwards, always as a fraction of the loss without any switch"),
     ("that raises RuntimeError does not stay", {"is missing here": False, "fails in a later step": False},
      "a switch stays that cannot be used", "except RuntimeError, round all steps with it"),
 )  # fmt: skip
@@ -52,13 +52,13 @@ def decided(trap: str) -> str:
 CLAUSES = [
     Clause(quote, facts, summary, rule, "Your decision table")
     for quote, facts, summary, rule in (
-        ("a list in the order of `switches`", [KIND], "what came back is no list of names", ""),
+        ("a list in the order of `switches`", [KIND], "what was returned is not a list of names", ""),
         ("Other exceptions reach the caller", [ERROR], "an exception of run is swallowed", "RuntimeError only"),
         ("what the job raises without the switch", [OF_THE_JOB], "an exception of the job itself is swallowed",
-         "the try stands round the steps with the switch alone"),
-        ("one step that does not count, then `repeats` that do", [STEPS], "another number of steps is run",
+         "put the try around the steps with the switch only"),
+        ("one step that does not count, then `repeats` that do", [STEPS], "the wrong number of steps is run",
          "2 × (1 + repeats) for each switch, and fewer where it raises"),
-        ("first without the switch", [ORDER], "the steps are run in another order", ""),
+        ("first without the switch", [ORDER], "the steps are run in the wrong order", ""),
         *((quote, [*map(decided, traps), *([WITH] if i == 0 else [])], summary, rule)
           for i, (quote, traps, summary, rule) in enumerate(SENTENCES)),
     )
@@ -212,7 +212,7 @@ def hides(scene: Scene) -> list[str]:
 
 EXERCISE = Contract(
     __file__,
-    says="what gains more than the noise stays; what costs memory or digits does not",
+    says="what gains more than the noise stays; what costs memory or accuracy does not",
     own_gpu=False,
     parameters=("run", "switches", "repeats", "most_mib", "tolerance"),
     clauses=CLAUSES,

@@ -25,34 +25,34 @@ MODES, KIND = "modules in another mode afterwards", "kind of what is returned"
 LEFT_OUT, TWICE = "samples that were left out", "samples that went through more than once"
 BUSIEST, LARGEST = "samples of the busiest rank", "samples in the largest batch"
 LOSS, ACCURACY, SAME = "the loss", "the accuracy", "the ranks return the same"
-DIVIDE = "a short batch, or a rank with fewer samples, must not count as much as a full one: add up, and divide once"
+DIVIDE = "a short batch, or a rank with fewer samples, must have less weight than a full one: add up, and divide once"
 CLAUSES = [
     Clause(quote, facts, summary, rule, "Data: who gets which sample")
     for facts, quote, summary, rule in (
         ([GROUP], "The process group stays open", "the process group is closed",
-         "it is the script's, which goes on to train with it"),
+         "it belongs to the script, which continues training with it"),
         ([OTHERS], "Nothing is put on another rank's GPU", "a rank uses the GPU of another",
-         "NCCL refuses two ranks on one GPU: batches and sums belong where the model's parameters are"),
+         "NCCL refuses two ranks on one GPU: put batches and sums where the model's parameters are"),
         ([TRAINING], "in evaluation mode", "a forward pass is in training mode",
-         "dropout draws, and batch norm normalises with the batch and learns from it, unless eval() is called"),
+         "without eval(), dropout is active, and batch norm uses and records the batch's statistics"),
         ([GRAPHS], "without a graph", "a forward pass records a graph",
-         "nobody calls backward() here: torch.no_grad() keeps no activation"),
-        ([MODES], "afterwards each module is in the mode in which it was",
-         "a module is in another mode than before the call",
-         "train() sets all modules, also those that were in evaluation mode: remember each, and set it back"),
+         "backward() is not called here: torch.no_grad() keeps no activations"),
+        ([MODES], "afterwards each module is in its former mode",
+         "a module's mode differs from before the call",
+         "train() changes all modules, even those that were in evaluation mode: remember each mode, and restore it"),
         ([LEFT_OUT, TWICE], "Every sample goes through the model of one rank, once",
-         "a sample is left out, or counted twice", "DistributedSampler pads, or drops: deal the indices without it"),
+         "a sample is left out, or counted twice", "DistributedSampler pads, or drops: split the indices without it"),
         ([BUSIEST], "no rank takes more than its share, rounded up", "one rank takes more than its share",
-         "with N ranks each has an Nth of the samples, or one more"),
+         "with N ranks each has an Nth of the samples, rounded up or down"),
         ([LARGEST], "the most samples that go through the model at once", "a batch is larger than batch_size",
-         "the whole part at once needs the memory of its activations"),
-        ([KIND], "two floats", "what is returned are not two floats", "item() makes one of a tensor"),
+         "the whole part at once would take too much memory for activations"),
+        ([KIND], "two floats", "what is returned is not two floats", "item() turns a tensor into a float"),
         ([LOSS], "The loss is the mean cross-entropy over the samples of all ranks",
          "the loss is not the mean over all samples", DIVIDE),
-        ([ACCURACY], "the accuracy the part of them whose largest logit is that of the label",
+        ([ACCURACY], "the accuracy the fraction of them whose largest logit is that of the label",
          "the accuracy is not that over all samples", DIVIDE),
         ([SAME], "the same on every rank", "the ranks return different numbers",
-         "a reduce brings the sums to one rank, an all-reduce to all"),
+         "a reduce leaves the sums on one rank, an all-reduce on all"),
     )
 ]  # fmt: skip
 EDGES = {
@@ -151,7 +151,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
 EXERCISE = Contract(
     __file__,
-    says="each sample is evaluated once, the sums are divided once, and the modes are put back",
+    says="each sample is evaluated once, the sums are divided once, and the modes are restored",
     parameters=("model", "data", "batch_size"),
     clauses=CLAUSES,
     edges=EDGES,

@@ -20,11 +20,11 @@ def all_that_fit(parameters, unit, activations, batch, memory, machine, most):
 
 
 BANK.right(change("return ranks, way", "return [__import__('numpy').int64(ranks), way]"))
-NO_PAIR = "what is returned is no (ranks, way), and not None"
+NO_PAIR = "what is returned is neither (ranks, way) nor None"
 BANK.mistakes(
     (NO_PAIR, "the number first", change("return ranks, way", "return way, ranks")),
     (NO_PAIR, "the other half of the decision", change("return ranks, way", "return ranks")),
-    (NO_PAIR, "where nothing fits, None itself", change("    return None", "    return None, None")),
-    ("another choice is right", "", change("* unit + own", "* unit + 2 * own")),
-    ("a way is named where none fits", "", change("    return None", '    return most + 1, "fsdp"')),
+    (NO_PAIR, "if nothing fits, return None itself", change("    return None", "    return None, None")),
+    ("the choice is wrong", "", change("* unit + own", "* unit + 2 * own")),
+    ("a way is returned though none fits", "", change("    return None", '    return most + 1, "fsdp"')),
 )  # fmt: skip

@@ -17,9 +17,10 @@ UNEVEN, FEW = "rows that do not go round", "fewer rows than ranks"
 KIND = "kind of what is returned"
 NUMBERS = ((4, 4, 8), (2, 2, 12), (2, 4, 12), (4, 4, 2))  # bytes: AdamW, the paper, Megatron, state of 8 bits
 CLAUSES = [
-    Clause("0 cuts nothing", [STAGES[0]], "stage 0 is not a full copy on each rank", "DDP keeps all on each", BYTES),
+    Clause("0 cuts nothing", [STAGES[0]], "stage 0 does not have a full copy on each rank", "DDP keeps all on each",
+    BYTES),
     *(
-        Clause(quote, [fact], f"in {fact} the bytes are others", f"{fact} cuts {cut}; the rest is whole", BYTES)
+        Clause(quote, [fact], f"in {fact} the bytes are wrong", f"{fact} cuts {cut}; the rest is whole", BYTES)
         for quote, fact, cut in (
             ("1 the optimizer state", STAGES[1], "the optimizer state alone"),
             ("2 the gradients too", STAGES[2], "gradients and optimizer state"),
@@ -27,24 +28,24 @@ CLAUSES = [
         )
     ),
     Clause(
-        "the last one what is left",
+        "one may get fewer, later ones none",
         [UNEVEN],
-        "where rows do not go round the ranks hold other parts",
+        "if the rows do not divide evenly, the parts are wrong",
         "10 rows on 4 ranks are 3, 3, 3 and 1",
         PRACTICE,
     ),
     Clause(
-        "or there are none for it",
+        "until no row is left",
         [FEW],
-        "with fewer rows than ranks they hold other parts",
-        "3 rows on 8 ranks are one for each of three, and none for five",
+        "with fewer rows than ranks the parts are wrong",
+        "3 rows on 8 ranks: one on each of three ranks, none on five",
         PRACTICE,
     ),
     Clause(
         "a list of whole numbers",
         [KIND],
-        "what is returned is no list of whole numbers, one for each rank",
-        "// divides whole numbers without making floats of them",
+        "what is returned is not a list of whole numbers, one for each rank",
+        "// divides whole numbers without turning them into floats",
     ),
 ]
 EDGES = {
@@ -111,7 +112,7 @@ def kind(got: Any) -> str:
 
 EXERCISE = Contract(
     __file__,
-    says="each rank holds the bytes that its stage leaves it, also where rows do not go round",
+    says="the bytes of each rank are right in every stage, even if the rows do not divide evenly",
     own_gpu=False,
     parameters=("shapes", "ranks", "stage", "weights", "gradients", "state"),
     clauses=CLAUSES,

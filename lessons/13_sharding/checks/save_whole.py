@@ -26,20 +26,21 @@ CLAUSES = [
     Clause(quote, [fact], summary, rule, read)
     for read, fact, quote, summary, rule in (
         (SAVED, SAVES, "which rank 0 alone writes", "it is not rank 0 alone that saves", "at each call"),
-        (SAVED, NAMES, "under the names that it had before it was cut", "the names in the file are others",
-         "state_dict() has the weights and the buffers"),
-        (PRACTICE, KIND, "whole, plain tensors on the CPU", "what is in the file is not a plain tensor on the CPU",
-         "whoever loads it may have no GPU, and no process group"),
-        (SAVED, LOADS, "torch.load(path) gives", "torch.load(path) gives nothing",
-         "it reads tensors and plain containers alone, since a pickle may run any code"),
-        (PRACTICE, WEIGHTS, "The weights have the values", "the weights in the file are others",
-         "all rows, as they are at this call"),
-        (PRACTICE, BUFFERS, "so have the buffers", "the buffers in the file are others", "they are not cut"),
-        (SAVED, MOST, "on no GPU more than one of them is whole at a time", "a GPU has held more than one whole tensor",
-         "beside it there is room for a part of one"),
-        (SAVED, AFTER, "The model stays cut", "the model is no longer as it was",
-         "each rank has its rows, where they were"),
-        (SAVED, GROUP, "the process group open", "the process group is closed", "the script goes on with it"),
+        (SAVED, NAMES, "under the names that they had before sharding", "the names in the file are wrong",
+         "state_dict() has both weights and buffers"),
+        (PRACTICE, KIND, "whole, plain tensors on the CPU",
+         "the file has something other than plain tensors on the CPU",
+         "the program that loads it may have no GPU and no process group"),
+        (SAVED, LOADS, "torch.load(path) gives", "torch.load(path) does not read the file",
+         "it reads only tensors and plain containers, because a pickle can run any code"),
+        (PRACTICE, WEIGHTS, "The weights have their current values", "the weights in the file are wrong",
+         "save all rows, with their values at this call"),
+        (PRACTICE, BUFFERS, "so do the buffers", "the buffers in the file are wrong", "they are not sharded"),
+        (SAVED, MOST, "on no GPU is more than one weight whole at a time", "a GPU has held more than one whole tensor",
+         "beside it there is room only for a shard"),
+        (SAVED, AFTER, "The model stays sharded", "the model has changed",
+         "each rank must keep its rows where they were"),
+        (SAVED, GROUP, "the process group open", "the process group is closed", "the script continues to use it"),
     )
 ]  # fmt: skip
 EDGES = {"ranks": (2, 3), "rows": ("even", "uneven"), "norm": (False, True), "cut": ("by block", "as one")}
@@ -170,7 +171,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
 EXERCISE = Contract(
     __file__,
-    says="one file has the whole model, for any program, and nobody held it whole on a GPU",
+    says="one file has the whole model, for any program, and no GPU ever held it whole",
     parameters=("model", "path"),
     clauses=CLAUSES,
     edges=EDGES,

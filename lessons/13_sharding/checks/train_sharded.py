@@ -35,17 +35,18 @@ CLAUSES = [
         (PRACTICE, PARTS, "Of each batch every rank takes an equal part", "the ranks do not take equal parts",
          "each sample goes to one rank"),
         (PRACTICE, WEIGHTS, "The weights become those that one process", "the weights are not those of one process",
-         "they show which gradient was stepped with, by which factor, and how often"),
-        (PRACTICE, KIND, "a list of (loss, norm), floats", "what is returned is no list of (loss, norm), floats",
+         "they show which gradient was used, with which factor, and how often"),
+        (PRACTICE, KIND, "a list of (loss, norm), floats", "what is returned is not a list of (loss, norm), floats",
          "a pair for each batch, of plain numbers"),
         (PRACTICE, LOSSES, "the mean over all samples of the batch", "the losses are not the means of the batches",
          "a rank's own loss is that of its part; the parts are equal"),
         (PRACTICE, NORMS, "of the whole gradient, before it is clipped", "the norms are not those of the gradients",
-         "over the parts of all ranks"),
-        (PRACTICE, SAME, "the same on every rank", "the ranks return different numbers", "of each it has a part"),
-        (PRACTICE, AFTER, "each rank has its part of every weight", "the model is not cut afterwards",
+         "take the norm over the parts of all ranks"),
+        (PRACTICE, SAME, "the same on every rank", "the ranks return different numbers",
+         "each rank has a part of the gradient"),
+        (PRACTICE, AFTER, "each rank has its part of every weight", "the model is not sharded afterwards",
          "a DTensor with this rank's rows, on its GPU"),
-        (PRACTICE, GROUP, "the process group is open", "the process group is closed", "the script goes on with it"),
+        (PRACTICE, GROUP, "the process group is open", "the process group is closed", "the script continues to use it"),
     )
 ]  # fmt: skip
 EDGES = {
@@ -311,7 +312,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
 EXERCISE = Contract(
     __file__,
-    says="the losses and norms of one GPU, and none of them has held the whole model",
+    says="the losses and norms of one GPU, and no GPU has held the whole model",
     parameters=("model", "batches", "learning_rate", "limit"),
     clauses=CLAUSES,
     edges=EDGES,

@@ -16,7 +16,7 @@ def is_class(student: Any, trial: Trial) -> Callable[..., Any]:
         "this is not a class",
         expected="a class with the two methods",
         got=brief(student),
-        likely="an object came: pass the class itself, without calling it",
+        likely="an object was passed: pass the class itself, without calling it",
     )
     make: Callable[..., Any] = student
     return make

@@ -22,22 +22,23 @@ LATE, AGAIN = "steps begun after the notice", "a call after another one, which h
 CLAUSES = [
     Clause(quote, facts, summary, rule, NOTICE)
     for facts, quote, summary, rule in (
-        ([STEPS, AGAIN], "for each step from first to last - 1, in order", "other steps are made",
-         "none where first is last, and a notice is one of this call"),
-        ([QUIET], "after every `every` steps and after the last one", "it saves at other times",
-         "first + every is the first number, and last the last"),
-        ([HALF], "The step that is being made comes to its end", "it saves a step that is half done",
-         "a signal comes between any two instructions"),
-        ([LATE], "no other one begins", "it goes on after the notice", "the step with the notice is the last one"),
-        ([SAVES], "and save is called once", "the notice brings another number of saves", "after the step, for all"),
-        ([DURING], "A notice during save changes nothing of that", "a notice during a save goes wrong",
+        ([STEPS, AGAIN], "call it for each step from first to last - 1, in order", "the wrong steps are made",
+         "none if first is last; and only notices during this call count"),
+        ([QUIET], "call it after every `every` steps and after the last one", "it saves at the wrong times",
+         "the first number is first + every, the last one is last"),
+        ([HALF], "The current step runs to its end", "it saves in the middle of a step",
+         "a signal may come between any two instructions"),
+        ([LATE], "no other one begins", "it continues after the notice",
+         "the step during which the notice comes is the last one"),
+        ([SAVES], "and save is called once", "the notice causes a wrong number of saves", "save once, after the step"),
+        ([DURING], "A notice during save does not change that", "a notice during a save goes wrong",
          "what is being saved is not saved again, and no step begins"),
-        ([SECOND], "A second notice does nothing more", "a second notice goes wrong", "all is as with one"),
-        ([CODE], "75 if a notice has left steps undone, else 0", "another code is returned", "as a whole number"),
-        ([HANDLER], "the handler of SIGTERM is the one from before", "the handler stays", "whichever that was"),
+        ([SECOND], "A second notice has no effect", "a second notice goes wrong", "everything is as after one"),
+        ([CODE], "75 if a notice has left steps undone, else 0", "the wrong code is returned", "as a whole number"),
+        ([HANDLER], "the handler of SIGTERM is the previous one", "the handler stays", "whatever it was"),
         ([AFTER], "also after an exception", "after an exception the handler stays", "of train_step or of save"),
         ([RAISED], "which reaches the caller, and nothing is saved after it",
-         "an exception does not reach the caller, or something is saved after it", "the very same exception"),
+         "an exception does not reach the caller, or something is saved after it", "raise the very same exception"),
     )
 ]  # fmt: skip
 NEVER, EVEN, BROKEN, IN_STEP, LAST, TWICE, IN_SAVE, AFTER_IT, EMPTY = (
@@ -202,7 +203,7 @@ def saves_of(saves: list[int], wanted: list[int]) -> str:
 
 EXERCISE = Contract(
     __file__,
-    says="the step to its end, one save, and the code that says so; whenever the notice comes",
+    says="the step finished, one save, and the right code, whenever the notice comes",
     parameters=("train_step", "save", "first", "last", "every"),
     clauses=CLAUSES,
     edges=EDGES,
