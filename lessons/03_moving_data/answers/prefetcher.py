@@ -34,9 +34,8 @@ BANK.mistakes(
      "the side stream waits for the batch in use; it may wait at most for the one before",
      change(NEXT, f"{YIELD}\n        side.wait_stream({MAIN})\n        {NEXT[:23]}")),
     ("the next copy is queued only when the next batch is asked for",
-     "take the next batch and queue its copy first, then yield the current one", change(NEXT, f"{YIELD}\n        del "
-                                                                                              f"batch\n        "
-                                                                                              f"{NEXT[:23]}")),
+     "take the next batch and queue its copy first, then yield the current one",
+     change(NEXT, f"{YIELD}\n        del batch\n        {NEXT[:23]}")),
     ("a computation may start before its batch has arrived", "two streams do not wait for each other by themselves: "
      "main.wait_stream(side) before the yield", drop(WAIT), change(WAIT, "side.wait_stream(main)")),
     ("a computation waits for the batch after its own",
@@ -51,9 +50,8 @@ BANK.mistakes(
     ("the host waits for a copy from ordinary memory", "a clone or a contiguous copy of a pinned tensor is not pinned",
      change(COPY, "t.clone().to(device, non_blocking=True)")),
     ("the caller computes in the side stream",
-     "the yield is inside `with torch.cuda.stream(side)`: only the copies belong there", change(YIELD, f"{SWITCH}\n   "
-                                                                                                       f"         "
-                                                                                                       f"{YIELD}")),
+     "the yield is inside `with torch.cuda.stream(side)`: only the copies belong there",
+     change(YIELD, f"{SWITCH}\n            {YIELD}")),
     ("the side stream stays the current one", "torch.cuda.set_stream is not undone by itself: use the stream as a "
      "context manager", change(SWITCH, "torch.cuda.set_stream(side)\n        if True:")),
     ("the caller is put back into its earlier stream", "the stream of the beginning is made current again: use "

@@ -51,8 +51,8 @@ CLAUSES = [
            "whole storages in MiB of 2**20 bytes, and none of parameters, buffers and inputs", KEEPS),
     Clause("without those of parameters, buffers and inputs, which existed before", ["MiB kept of nothing new"],
            "something is counted that existed before", "the model returns its inputs, so nothing new is kept", KEEPS),
-    Clause("the most that was allocated at any moment of the pass, less what was allocated before it", ["MiB at the "
-                                                                                                        "peak"],
+    Clause("the most that was allocated at any moment of the pass, less what was allocated before it",
+           ["MiB at the peak"],
            "peak_mib is not the peak of the pass", "counted on the GPU of the inputs, in MiB of 2**20 bytes", NUMBERS),
     Clause("None, since it was not measured", ["the peak on the CPU"], "a peak is given where none was measured",
            "autograd's hooks do not see what is allocated and freed during the pass", KEEPS),

@@ -147,9 +147,8 @@ CLAUSES = (
     Clause("the least that live tensors would take if the request had succeeded", ["need"], NEED,
            "it is what is allocated, plus the smallest tensor", MESSAGE),
     Clause("What is in pools is not live", [NEED_POOLS], NEED, "pools are counted as allocated", MESSAGE),
-    *(Clause("from the table *Which cause is it?*", [f"remedy, where {where}"], f"the remedy is not right where "
-                                                                                f"{where}",
-             row, CAUSE) for where, row in CAUSES.values()),
+    *(Clause("from the table *Which cause is it?*", [f"remedy, where {where}"],
+             f"the remedy is not right where {where}", row, CAUSE) for where, row in CAUSES.values()),
     Clause("Raises ValueError, with the names of what is missing", [REFUSES, NAMES],
            "a message in another form does not raise an error with the names of what is missing",
            "where one of the first five figures is not found", MESSAGE),

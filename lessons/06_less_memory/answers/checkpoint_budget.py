@@ -152,8 +152,8 @@ BANK.mistakes(
      tuple(change(f"{name}(x.device)", f"{name}(0)") for name in
            ("= torch.cuda.memory_allocated", "reset_peak_memory_stats", "max_memory_allocated"))),
     ("the peak is returned in MiB", "bytes were asked for", change(RETURN, f"return ({RETURN[7:]}) / 2**20")),
-    ("the peak is not a whole number", "count bytes, and do not divide them", change(RETURN, f"return "
-                                                                                             f"float({RETURN[7:]})")),
+    ("the peak is not a whole number", "count bytes, and do not divide them",
+     change(RETURN, f"return float({RETURN[7:]})")),
     ("the peak is not returned", "the function ends without a return", drop(RETURN)),
     ("a tensor was returned, and not the peak", "return one number", change(RETURN, "return x.detach()")),
 )  # fmt: skip

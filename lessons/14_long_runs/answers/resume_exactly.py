@@ -135,8 +135,8 @@ BANK.mistakes(
      "state_dict() returns the live tensors: copy.deepcopy, or write them at once",
      change(RETURN, "return state")),
     ("the state returned before is overwritten", "return a new dictionary at each call: the first is a checkpoint",
-     (change(INIT, f"{INIT}        self.out = {{}}\n"), change(RETURN, "self.out |= copy.deepcopy(state)\n        "
-                                                               "return self.out"))),
+     (change(INIT, f"{INIT}        self.out = {{}}\n"),
+      change(RETURN, "self.out |= copy.deepcopy(state)\n        return self.out"))),
     ("the optimizer continues in the tensors of the loaded state",
      "its load_state_dict keeps them: load a copy, or the state has changed the second time",
      change(COPY, "self.run, state")),
