@@ -120,6 +120,12 @@ def test_the_exercise_has_the_stub_and_not_the_answer(course):
     assert "raises-exception" not in solution.cells[2].metadata.tags
 
 
+@pytest.mark.parametrize("comment", ["# why twice?", "# twice?", "# ls is not called", "# !x", "# %time"])
+def test_a_comment_of_code_stays_one(course, comment):
+    course.path.write_text(SOURCE.replace("return 2 * x", f"{comment}\n    return 2 * x"), encoding="utf-8")
+    assert f"    {comment}\n    return 2 * x" in build.parse(course).cells[1].source
+
+
 def test_cell_ids_depend_on_the_names_and_not_on_the_text(course):
     before = [c.id for c in build.parse(course).cells]
     course.path.write_text(SOURCE.replace("A small notebook", "Another title"), encoding="utf-8")

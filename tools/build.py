@@ -96,7 +96,8 @@ def sources(names: list[str]) -> list[Source]:
 
 def parse(source: Source) -> NotebookNode:
     """The notebook without outputs: every cell named, its id a hash of lesson and name, tags checked."""
-    read = jupytext.reads(source.path.read_text(encoding="utf-8"), fmt="py:percent")
+    text = source.path.read_text(encoding="utf-8")
+    read, written = jupytext.reads(text, fmt="py:percent"), {*text.split("\n")}
     where = source.path.relative_to(ROOT)
     seen: set[str] = set()
     cells = []
@@ -111,6 +112,11 @@ def parse(source: Source) -> NotebookNode:
         tags = list(cell.metadata.get("tags", []))
         if unknown := set(tags) - set(TAGS):
             raise SourceError(f"{where}: cell {name!r} has the tag {unknown.pop()!r}; known tags: {', '.join(TAGS)}")
+        if cell.cell_type == "code":  # jupytext takes a comment such as `# why?` for IPython's, and drops its #
+            lines = ((line, re.sub(r"^( *)(?!%%)", r"\1# ", line)) for line in cell.source.split("\n"))
+            cell.source = "\n".join(
+                comment if line not in written and comment in written else line for line, comment in lines
+            )
         cells.append(_cell(cell, _identity(source, name), tags))
         if "script" in tags:
             cells[-1].source = f"{first}\n{capstone.sound().rstrip()}"
