@@ -57,7 +57,7 @@ def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
         body.append(fitted(start, x - start - gap, STRIP - 5, str(number + 1)))
     at = _after(epoch, epoch.steps)
     left = epoch.micro_batches - STRIP_MOST
-    words = f"… {left} more" if left > 0 else "a step after every " + str(epoch.steps)
+    words = f"… {left} more" if left > 0 else f"{count(epoch.steps, 'micro-batch')} a step"
     return [
         *body,
         line(at, STRIP - 6, at, STRIP + STRIP_HIGH + 6, stroke=VERMILLION, width=4),
