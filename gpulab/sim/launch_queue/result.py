@@ -95,12 +95,12 @@ class Queue(Result):
             return f"A timer without synchronize reads {timer} a step, the GPU takes {step}: {why}"
         if self.running < 0.7 and self.run.items and self.item_cost > 0.2 * self.step * self.work.item:
             return (
-                f"Each .item() lets the GPU run dry and costs {duration(self.item_cost)};"
+                f"Each .item() leaves the GPU without work and costs {duration(self.item_cost)};"
                 f" a kernel is running {running} of the time"
             )
         if self.running < 0.7:
             extra = "; more streams launch no faster" if self.work.streams > 1 else ""
-            return f"Launch-bound: a kernel is running {running} of the time, then the GPU waits for the host{extra}"
+            return f"Launch-bound: a kernel is running {running} of the time, else the GPU waits for the host{extra}"
         if self.run.items:
             return (
                 f"Each .item() makes the host wait and costs {duration(self.item_cost)};"
