@@ -96,8 +96,6 @@ def _named(name: str, nbytes: int, full: Scale) -> bool:
 def _gpus(result: Budget, full: Scale) -> list[str]:
     peak = result.peak.total
     body = [_gpu(fit, GPUS + place * ROW, peak, full) for place, fit in enumerate(result.fits)]
-    if any(fit.ranks for fit in result.fits):
-        body.append(note(ANSWER, GPUS - 3, "✗ would fit with (click)"))
     x = full.at(peak)
     return [*body, line(x, BARS - 4, x, GPUS + len(result.fits) * ROW + 4, width=2, dash="5 3")]
 
@@ -114,7 +112,7 @@ def _gpu(fit: Fit, top: float, peak: int, full: Scale) -> str:
     if memory > full.high:  # it goes on
         row += shape([(right - 8, top + 4), (right - 1, top + 8.5), (right - 8, top + 13)], fill=INK)
     words = f"✗ {fit.words.partition(': ')[2]}" if no and fit.largest else fit.words
-    words = f"✗ FSDP × {fit.ranks:,}" if fit.ranks and not fit.largest else words
+    words = f"✗ needs {fit.ranks:,} with FSDP" if fit.ranks and not fit.largest else words
     row += small(ANSWER, y, words, weight="" if no else "bold")
     if fit.largest:
         batch = min(fit.largest, MOST)
