@@ -42,7 +42,7 @@ def _legend(result: Roofs) -> list[str]:
         small(MARGIN + 38, 14, sheet),
         line(MARGIN, 29, MARGIN + 30, 29, stroke=INK, width=3),
         small(MARGIN + 38, 34, found),
-        line_key(390, 34, "chosen: by its rows", stroke=ORANGE, width=3),
+        line_key(400, 34, "the chosen one", stroke=ORANGE, width=3),
     ]
 
 
