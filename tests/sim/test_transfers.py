@@ -374,7 +374,7 @@ class TestStates:
         assert copies.finding == Transfers().result.finding
         assert copies.host_bytes == sum(BYTES.values()) > copies.gpu_bytes > 0
         assert "same device" in behind.error
-        assert "one is on cuda:0, the other is still on the CPU" in behind.finding
+        assert "one is on cuda:0, the other still on the CPU" in behind.finding
         last = nobody.outcome.lines[-1]
         assert last.call < last.copy / 5
         assert "Nobody waits" in nobody.finding
