@@ -151,7 +151,7 @@ def _waves(kernel: Kernel) -> list[str]:
     high, unit = CHART_BOTTOM - CHART_TOP, (END - MARGIN) / kernel.clocks
     waits = ("a block, but its warps wait", SKY)
     body = [
-        text(MARGIN, CHART_TOP - 12, f"all {many(kernel.clocks, 'clock')} (virtual)", weight="bold"),
+        text(MARGIN, CHART_TOP - 12, f"the whole GPU over {many(kernel.clocks, 'clock')} (virtual)", weight="bold"),
         *keys(END, CHART_TOP - 12, waits, ("lanes at work", ORANGE), ("no block", RULE), ends=True),
         rect(MARGIN, CHART_TOP, END - MARGIN, high, fill=RULE),
     ]

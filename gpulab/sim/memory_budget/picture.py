@@ -143,8 +143,8 @@ def _sums(result: Budget) -> list[str]:
     job, y = result.job, KEY + 46
     number = job.needs.parameters
     psi = f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
-    words = f"model states: {billions(result.states)}, {result.states / number:.3g} bytes × {psi}"
-    words += f"; a rank sends {billions(job.traffic)} a step" if job.ranks > 1 else ""
+    words = f"model states: {billions(result.states)} = {result.states / number:.3g} bytes × {psi} parameters"
+    words += f"; a rank sends {job.traffic / 1e9:,.1f} GB a step" if job.ranks > 1 else ""
     words += "; * no bf16 units" if any(fit.no_units for fit in result.fits) else ""
     body = [small(MARGIN, y, words)]
     if job.ranks == 1:
