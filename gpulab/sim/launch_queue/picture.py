@@ -61,7 +61,7 @@ def _lanes(done: Run, streams: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _lane(stream: int, streams: int) -> tuple[float, float]:
     """Where the kernels of a stream are drawn: from where down, how high."""
     each = GPU_HIGH / streams
-    high = min(each - 4, 40)
+    high = min(each - 4, 58)
     return GPU + each * stream + (each - high) / 2, high
 
 

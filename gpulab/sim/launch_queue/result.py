@@ -87,11 +87,7 @@ class Queue(Result):
         launches = count(self.work.launches, "launch")
         timer, step, running = duration(self.timer), duration(self.step), percent(self.running)
         if self.timer < 0.8 * self.step:
-            why = (
-                "the launch queue was full, and still it lies"
-                if self.run.full
-                else "it has timed the launches, not the work"
-            )
+            why = "it has timed the launches, not the work"
             return f"A timer without synchronize reads {timer} a step, the GPU takes {step}: {why}"
         if self.running < 0.7 and self.run.items and self.item_cost > 0.2 * self.step * self.work.item:
             return (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PURPLE, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, text
+from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PAPER, PURPLE, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, rect, text
 
 from ..base.lanes import Axis, cursor, veil
 from ..base.scene import END, Plot, Scale, beside_ends, keys, note, picture, pointer, small
@@ -44,7 +44,8 @@ def _bars(race: Contest) -> list[str]:
         x = axis.x(side.seconds) + 8
         above.append(text(x, top + 16, duration(side.seconds), weight="bold", halo=True))
         if standing:
-            above.append(note(BARS_LEFT, top + 36, standing, halo=True))
+            above.append(rect(BARS_LEFT, top + 24, length(standing, SMALL), 16, fill=PAPER))  # the moment's line stops
+            above.append(note(BARS_LEFT, top + 36, standing))
     end = axis.x(max(cpu.seconds, gpu.seconds))
     now = grasp(axis.x(race.now) - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
     now += cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
