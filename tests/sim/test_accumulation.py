@@ -256,7 +256,7 @@ class TestStates:
         assert all(0.01 < window.error == window.uneven < 0.1 for window in unequal.windows[:3])
         assert "radients are up to 7.3% off" in unequal.finding
         assert exact.worst_error == 0
-        assert exact.finding == "Each of 4 updates is the exact mean gradient of its window"
+        assert exact.finding == "Each update is the exact mean gradient of its window"
         assert Accumulation.states[0].values.items() <= DEFAULT.items()  # it opens with it
 
 

@@ -98,7 +98,7 @@ class Epoch(Result):
         elif misweighted:
             found.append(f"the last gradient is {percent(misweighted)} off: its short micro-batch weighs as a full one")
         elif self.worst_error == 0:
-            found.append(f"each of {count(len(self.windows), 'update')} is the exact mean gradient of its window")
+            found.append("each update is the exact mean gradient of its window")
         words = "; ".join(found)
         return words[0].upper() + words[1:]
 

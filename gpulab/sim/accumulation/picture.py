@@ -156,9 +156,10 @@ def _errors(window: Window, middle: float) -> list[str]:
 
 
 def _memory(epoch: Epoch, top: float) -> list[str]:
-    most = size(epoch.whole_batch_bytes)
+    little, most = size(epoch.micro_batch_bytes), size(epoch.whole_batch_bytes)
+    saved = f"why accumulate: {little}, not {most}" if little != most else f"nothing to accumulate: {most}"
     body = [
-        text(MARGIN, top, f"why accumulate: {size(epoch.micro_batch_bytes)}, not {most}", weight="bold"),
+        text(MARGIN, top, saved, weight="bold"),
         *keys(END, top, ("weights, gradients, Adam", RULE), ("kept for backward", PURPLE, True), ends=True),
     ]
     at_once = (
