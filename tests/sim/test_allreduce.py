@@ -173,9 +173,7 @@ class TestByHand:
 class TestFindings:
     def test_the_default_makes_the_point(self):
         sim = AllReduce()
-        assert sim.result.finding == (
-            "8 GPUs do the work of 7.85: 95% of the all-reduce happens while backward still computes"
-        )
+        assert sim.result.finding == "8 GPUs do the work of 7.85: backward hides 95% of the all-reduce"
         assert sim.picture.title == sim.result.finding
 
     def test_one_gpu_sends_nothing(self):

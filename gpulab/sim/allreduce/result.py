@@ -112,12 +112,12 @@ class Step(Result):
         if len(self.buckets) == 1 and self.exposed < 0.01 * self.work.compute:
             return f"{found}: the only bucket goes round in {duration(self.ring)} after backward"
         if len(self.buckets) == 1:
-            return f"{found}: the only bucket is full when backward ends, and then all wait for the all-reduce"
+            return f"{found}: the only bucket is full when backward ends, and then all GPUs wait for it"
         if self.latency > self.ring / 2 and self.exposed > 0.02 * self.work.compute:
             return f"{found}: with so many buckets {percent(self.latency / self.ring)} of the all-reduce is latency"
         if self.ring > backward:
             return f"{found}: the all-reduce takes {times(self.ring / backward)} times as long as backward"
-        return f"{found}: {percent(self.hidden)} of the all-reduce happens while backward still computes"
+        return f"{found}: backward hides {percent(self.hidden)} of the all-reduce"
 
     def rows(self) -> list[Row]:
         link, other = self.work.link, self.data_parallel_seconds
