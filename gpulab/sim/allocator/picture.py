@@ -140,8 +140,9 @@ def _failed(result: Memory, device: float, unit: float) -> list[str]:
     x = END - min(tried, result.capacity) * unit  # what is longer than all memory is cut off
     asked = f"✗ {mib(failed.shortage.requested)} asked"
     words = f"{asked}: {mib(tried)} of the device needed"
-    if tried == failed.shortage.requested <= result.free:
-        words = f"{asked}: a new segment may not begin inside an old one"
+    if tried == failed.shortage.requested:
+        old = "a new segment may not begin inside an old one"
+        words = f"{asked}: {old if tried <= result.free else f'only {mib(result.free)} are free'}"
     missing = f"{mib(tried - result.run.free)} are missing"
     beside = fitted(x, device - x, FAILED + 13, missing, halo=True)
     words += "" if beside else f", {missing}"
