@@ -72,7 +72,7 @@ class Crossings(Result):
         own, link = GPUS[self.gpu].host_link, self.outcome.link
         if own == SLOTS[self.slot]:
             return link.name
-        return f"{link.name}, the {'GPU' if link == own else 'slot'}'s limit"
+        return f"{link.name}, the {'GPU' if link == own else 'slot'}'s"
 
     @property
     def reserved(self) -> str:
