@@ -139,7 +139,8 @@ class Budget(Result):
 
 def billions(nbytes: int) -> str:
     """Bytes in the ZeRO paper's unit and in the driver's: `31.4 GB (29.2 GiB)`."""
-    return f"{nbytes / 1e9:,.1f} GB ({nbytes / 2**30:,.1f} GiB)"
+    digits = 1 if nbytes >= 1e9 else 3
+    return f"{nbytes / 1e9:,.{digits}f} GB ({nbytes / 2**30:,.{digits}f} GiB)"
 
 
 def amount(nbytes: int) -> str:

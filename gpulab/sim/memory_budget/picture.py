@@ -145,7 +145,7 @@ def _sums(result: Budget) -> list[str]:
     psi = f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
     words = f"model states: {billions(result.states)} = {result.states / number:.3g} bytes × {psi} parameters"
     words += f"; a rank sends {job.traffic / 1e9:,.1f} GB a step" if job.ranks > 1 else ""
-    words += "; * no bf16 units" if any(fit.no_units for fit in result.fits) else ""
+    words += "; * no bf16" if any(fit.no_units for fit in result.fits) else ""
     body = [small(MARGIN, y, words)]
     if job.ranks == 1:
         hint = "pull the upper bar for more samples; click a GPU for all that it takes, or for the ranks it needs"

@@ -85,7 +85,9 @@ class Number(Result):
         if it.outcome == "overflow":
             return f"The largest number of {kind.name} is {show(kind.largest)}: {asked} becomes {value}"
         if it.outcome == "clamped":
-            return f"The largest number of {kind.name} is {show(kind.largest)}, it has no inf: {asked} becomes {value}"
+            return (
+                f"The largest number of {kind.name} is {show(kind.largest)}, and it has no inf: {asked} becomes {value}"
+            )
         if it.outcome == "underflow":
             return f"The smallest number of {kind.name} above 0 is {show(kind.smallest, 3)}: {asked} becomes {value}"
         if kind is TF32:
