@@ -25,12 +25,12 @@ class TestByHand:
         assert [window.held for window in epoch.windows] == [(0.25, 0.5, 0.75, 1.0)] * 3 + [(0.25,)]
         assert [window.error for window in epoch.windows] == [0, 0, 0, 0.75]
         assert epoch.effective_batch == 32
-        assert epoch.finding == "The last update is scaled by 1/4"
+        assert epoch.finding == "The last update is scaled by 1/4: its window has 1 micro-batch instead of 4"
 
     def test_dividing_by_what_the_window_holds_mends_it(self):
         epoch = simulate(**DEFAULT | {"divide": "window"})
         assert [window.error for window in epoch.windows] == [0, 0, 0, 0]
-        assert epoch.finding == "Every update is the true mean gradient"
+        assert epoch.finding.endswith("is the exact mean gradient of its window")
 
     def test_ten_batches_by_eight_without_a_last_step_make_one_update(self):
         epoch = simulate(**DEFAULT | {"samples": 80, "steps": 8, "last": "drop"})
@@ -49,13 +49,16 @@ class TestByHand:
         mean_of_means = [(x / 8 + y / 4) / 2 for x, y in zip(eight, four, strict=True)]
         assert last.error == pytest.approx(math.dist(mean_of_means, true) / math.hypot(*true))
         assert last.error > 0.01
-        assert "he short micro-batch puts the last update" in epoch.finding
+        assert epoch.finding.endswith("its short micro-batch weighs as a full one")
 
     def test_a_last_window_that_is_short_and_ends_with_a_short_micro_batch_has_both_problems(self):
         epoch = simulate(**DEFAULT | {"samples": 108})
         assert epoch.windows[-1].scale == 0.5
         assert epoch.windows[-1].uneven == simulate(**DEFAULT | {"samples": 108, "divide": "window"}).windows[-1].error
-        assert epoch.finding == "The last update is scaled by 2/4; its short micro-batch weighs as a full one"
+        assert epoch.finding == (
+            "The last update is scaled by 2/4: its window has 2 micro-batches instead of 4;"
+            " its short micro-batch weighs as a full one"
+        )
 
     def test_one_sample_left_over(self):
         epoch = simulate(**DEFAULT | {"samples": 97, "last": "drop"})
@@ -64,7 +67,7 @@ class TestByHand:
     def test_tokens_make_every_full_window_of_a_mean_of_means_wrong(self):
         epoch = simulate(**DEFAULT | {"tokens": True, "divide": "window"})
         assert all(window.error > 0 for window in epoch.windows[:3])
-        assert "he mean of means is up to" in epoch.finding
+        assert "radients are up to" in epoch.finding
 
     def test_the_sum_over_the_tokens_of_the_window_is_exact(self):
         epoch = simulate(**DEFAULT | {"tokens": True, "divide": "items"})
@@ -72,7 +75,7 @@ class TestByHand:
 
     def test_one_micro_batch_is_one_update(self):
         epoch = simulate(16, 64, 1, "steps", "step", False)
-        assert epoch.finding == "Every update is the true mean gradient"
+        assert epoch.finding.endswith("is the exact mean gradient of its window")
         assert epoch.micro_batch_bytes == epoch.whole_batch_bytes == training_bytes(16)
 
 
@@ -249,11 +252,11 @@ class TestStates:
         short, unequal, exact = (Accumulation(**state.values).result for state in Accumulation.states)
         assert [window.error for window in short.windows] == [0, 0, 0, 0.75]
         assert short.windows[-1].uneven == 0
-        assert short.finding == "The last update is scaled by 1/4"
+        assert short.finding == "The last update is scaled by 1/4: its window has 1 micro-batch instead of 4"
         assert all(0.01 < window.error == window.uneven < 0.1 for window in unequal.windows[:3])
-        assert "he mean of means is up to 7.3% off" in unequal.finding
+        assert "radients are up to 7.3% off" in unequal.finding
         assert exact.worst_error == 0
-        assert exact.finding == "Every update is the true mean gradient"
+        assert exact.finding == "Each update is the exact mean gradient of its window"
         assert Accumulation.states[0].values.items() <= DEFAULT.items()  # it opens with it
 
 

@@ -144,7 +144,7 @@ class TestByHand:
         assert (result.free, result.run.free, result.cached) == (76 * MiB, 40 * MiB, 36 * MiB)
         assert result.largest == 40 * MiB
         assert result.fragmentation == pytest.approx(36 / 76)
-        assert result.finding == "60 MiB fail with 76 MiB free, but not in one piece"
+        assert result.finding == "d=60MiB does not fit: 76 MiB are free, at most 40 MiB of them in one piece"
 
     @pytest.mark.parametrize("remedy", [{"max_split": 20}, {"max_split": 32}, {"expandable": True}])
     def test_each_remedy_makes_the_default_fit(self, remedy):

@@ -48,7 +48,7 @@ class TestByHand:
         gaps = [two[0] - one[1] for one, two in zip(result.run.kernels, result.run.kernels[1:], strict=False)]
         assert gaps == pytest.approx([9 * US] * len(gaps))
         assert result.running == pytest.approx(0.1, rel=0.01)
-        assert result.finding == ("Launch-bound: a kernel is running 10% of the time, then the GPU waits for the host")
+        assert result.finding == ("Launch-bound: a kernel is running 10% of the time, else the GPU waits for the host")
         assert result.timer == pytest.approx(result.step, rel=0.01)  # the timer is right by accident
 
     def test_an_item_waits_for_the_kernels_and_the_copy(self):
@@ -228,7 +228,7 @@ class TestStates:
     def test_item_lets_the_gpu_run_dry(self):
         state = LaunchQueue.states[2].values
         result = LaunchQueue(**state).result
-        assert result.finding.startswith("Each .item() lets the GPU run dry")
+        assert result.finding.startswith("Each .item() leaves the GPU without work")
         assert result.running < 0.7 < 0.95 < simulate(**DEFAULT | state | {"item": 0}).running
 
 

@@ -107,7 +107,8 @@ class TestByHand:
         assert scales(run)[2000:2003] == [32768, 65536, 32768]
         assert run.scale_in(STEPS + 1) == 32768
         assert run.finding == (
-            "The scale is halved until nothing overflows: in the end 0.041% of gradients become 0 in fp16, unscaled 36%"
+            "The scale is halved until nothing overflows: in the end 0.041% of the gradients become 0 in fp16,"
+            " without scaling 36%"
         )
         assert run.happened == "the largest gradient is inf: skipped, and the scale halved to 32,768"
 
@@ -118,11 +119,14 @@ class TestByHand:
     @pytest.mark.parametrize(
         ("values", "words"),
         [
-            ({"scale_power": 0}, "rises too slowly: in the end 23% of gradients"),
+            ({"scale_power": 0}, "rises too slowly: in the end 23% of the gradients"),
             ({"scale_power": 15}, "comes back to where it began"),
             ({"scale_power": 0, "growth_interval": 200}, "rises until it fits: in the end 0.041%"),
-            ({"scale_power": 10, "spread": 1.0}, "in the end 0% of gradients become 0 in fp16, as unscaled"),
-            ({"bad_batches": 200}, "is halved by each bad batch: in the end 100% of gradients become 0"),
+            (
+                {"scale_power": 10, "spread": 1.0},
+                "in the end 0% of the gradients become 0 in fp16, as without scaling",
+            ),
+            ({"bad_batches": 200}, "is halved by each bad batch: in the end 100% of the gradients become 0"),
         ],
     )
     def test_what_becomes_of_other_runs(self, values, words):
@@ -252,9 +256,9 @@ class TestOverTheWholeRange:
 class TestPicture:
     def test_the_default_state_makes_the_point(self):
         sim = LossScaling()
-        assert "0.041% of gradients become 0 in fp16, unscaled 36%" in sim.picture.title
+        assert "0.041% of the gradients become 0 in fp16, without scaling 36%" in sim.picture.title
         assert "step 1: the largest gradient is inf: skipped, and the scale halved to 32,768" in sim.svg()
-        assert "unscaled: 36% become 0" in sim.svg()
+        assert "without scaling: 36% become 0" in sim.svg()
         assert "largest: inf" in sim.svg()
 
     def test_every_part_of_fp16_is_named_beside_its_colour(self):

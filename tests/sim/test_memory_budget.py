@@ -352,9 +352,9 @@ class TestWhatItShows:
     def test_what_is_missing_is_said(self):
         found = {fit.spec.name: fit for fit in budget().fits}
         assert found["A100-80"].words == "✗ 21.6 GiB short"
-        assert found["H200"].words == "✓ batch ≤ 5"
-        assert budget(batch=6).fits[-2].words == "✗ 9.97 GiB short: batch ≤ 5"
-        assert budget(ranks=8, parallel="fsdp").fits[4].words == "✓ tight: batch ≤ 1"
+        assert found["H200"].words == "✓ batch up to 5"
+        assert budget(batch=6).fits[-2].words == "✗ 9.97 GiB short: batch up to 5"
+        assert budget(ranks=8, parallel="fsdp").fits[4].words == "✓ tight: batch up to 1"
 
     @pytest.mark.parametrize("batch", [1, 3])
     def test_the_ranks_that_would_do_are_the_fewest(self, batch):

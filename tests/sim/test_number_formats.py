@@ -34,7 +34,7 @@ class TestClaims:
         assert number.chosen.value == number.chosen.after == 1.0
         assert number.chosen.stuck
         assert number.exact == 0
-        assert number.finding == "bf16: 1 − 0.001 is 1 again, and no number of such updates changes it"
+        assert number.finding == "bf16 rounds 1 − 0.001 back to 1: 1,000 such updates change nothing"
 
     def test_fp16_drifts_and_fp32_arrives(self):
         ends = stored()
@@ -53,7 +53,7 @@ class TestClaims:
         assert found["e4m3"].value == 448
         assert found["e4m3"].outcome == "clamped"
         assert simulate(**DEFAULT | CLAIM_TOO_LARGE | {"format": "fp16"}).finding == (
-            "fp16 ends at 65,504: 70,000 becomes inf"
+            "The largest number of fp16 is 65,504: 70,000 becomes inf"
         )
 
     def test_1e_8_is_zero_in_fp16_and_fine_in_bf16(self):
@@ -170,7 +170,7 @@ class TestOverTheWholeRange:
 class TestPicture:
     def test_the_default_state_makes_the_point(self):
         sim = NumberFormats()
-        assert "no number of such updates changes it" in sim.picture.title
+        assert "such updates change nothing" in sim.picture.title
         assert "one update, -0.001, is 0.26 of the spacing: rounded back to 1" in sim.svg()
 
     def test_the_fields_are_named_and_every_bit_is_there(self):
@@ -210,9 +210,9 @@ class TestTouch:
     def test_the_states_lose_an_update_then_overflow_then_underflow(self):
         lost, large, small = (simulate(**DEFAULT | state.values) for state in NumberFormats.states)
         assert lost.chosen.stuck
-        assert "no number of such updates changes it" in lost.finding
+        assert "such updates change nothing" in lost.finding
         assert (large.chosen.outcome, small.chosen.outcome) == ("overflow", "underflow")
-        assert "ends at 65,504" in large.finding
+        assert "is 65,504: 70,000 becomes inf" in large.finding
         assert "becomes 0" in small.finding
         others = [dict(zip(FORMATS, one.all, strict=True)) for one in (large, small)]
         assert all(one["bf16"].value not in (0, math.inf) for one in others)

@@ -177,7 +177,7 @@ class TestChoices:
     @pytest.mark.parametrize(
         ("values", "words"),
         [
-            ({"workers": 2}, "it stands still in each copy of 11 ms, and more workers do not help"),
+            ({"workers": 2}, "it stands still during each copy of 11 ms, and more workers do not help"),
             ({"workers": 1}, "1 worker brings a batch every 60 ms, and it needs one every 25 ms"),
             (
                 {"workers": 3, "side": True},
@@ -337,7 +337,7 @@ class TestStates:
 
     def test_with_workers_it_waits_for_copies_whatever_their_number(self):
         result = Pipeline(**Pipeline.states[1].values).result
-        assert "it stands still in each copy of 11 ms, and more workers do not help" in result.finding
+        assert "it stands still during each copy of 11 ms, and more workers do not help" in result.finding
         assert result.by_workers[8] == pytest.approx(result.step, rel=0.01)
 
     def test_with_copies_beside_it_the_gpu_waits_for_the_first_batch_alone(self):

@@ -216,7 +216,9 @@ class TestSimulator:
         sim = Race()
         assert isinstance(sim.result, Contest)
         assert sim.values == DEFAULT
-        assert sim.picture.title == ("The GPU beats one CPU lane a core by 2.1 ×; all lanes beat the GPU by 7.7 ×")
+        assert sim.picture.title == (
+            "The GPU wins by 2.1 × while the CPU uses one lane per core; with all its lanes the CPU wins by 7.7 ×"
+        )
         assert "32 of 128 tasks done = 25%; 8 at work" in sim.svg()
         assert "0 of 128 tasks done = 0%; 128 at work" in sim.svg()
 
@@ -256,7 +258,7 @@ class TestTouch:
     def test_the_states_are_won_by_the_gpu_then_the_cpu_then_a_larger_gpu(self):
         shown, lanes, large = (race(**Race(**state.values).values) for state in Race.states)
         assert shown.speedup > 2
-        assert "all lanes beat the GPU by 7.7 ×" in shown.finding
+        assert "with all its lanes the CPU wins by 7.7 ×" in shown.finding
         assert Race(**Race.states[1].values).svg().count("CPU, all lanes") == 0  # there they are the CPU's
         assert lanes.speedup < 1 / 7
         assert lanes.finding.startswith("The CPU wins by 7.7 ×")

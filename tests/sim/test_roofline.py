@@ -188,8 +188,8 @@ class TestByHand:
 class TestThingsToTry:
     def test_the_default_state_makes_the_point(self):
         finding = simulate(**DEFAULT).finding
-        assert finding.startswith("Matrix product is compute-bound: 71% of a T4's peak")
-        assert "GELU is memory-bound: 0.42%" in finding
+        assert finding.startswith("This matrix product is compute-bound and reaches 71% of a T4's peak")
+        assert "GELU is memory-bound, at 0.42%" in finding
 
     def test_one_row_more_than_the_tiles_of_a_wave(self):
         even = simulate(**DEFAULT | {"rows": 640, "columns": 1024})
@@ -200,7 +200,7 @@ class TestThingsToTry:
 
     def test_a_single_row_reads_all_weights(self):
         result = simulate(**DEFAULT | {"rows": 1})
-        assert result.finding.startswith("Matrix product is memory-bound: 1 FLOP a byte")
+        assert result.finding.startswith("This matrix product is memory-bound: it does 1 FLOP per byte")
 
     def test_half_precision_helps_gelu_twice_and_a_product_more(self):
         whole, half = (simulate(**DEFAULT | {"dtype": dtype}).operations for dtype in ("fp32", "fp16"))
@@ -210,11 +210,11 @@ class TestThingsToTry:
     def test_a_t4_has_no_bf16(self):
         result = simulate(**DEFAULT | {"dtype": "bf16"})
         assert result.peak_dtype == "fp32"
-        assert "without BF16, at FP32's rate" in result.finding
+        assert "FP32's: it has no BF16 units" in result.finding
         assert result.operations["attention"].kernels == 10
 
     def test_a_rate_that_is_not_published(self):
-        assert "no rate is published: FP32's" in simulate(**DEFAULT | {"gpu": "RTX4090", "dtype": "tf32"}).finding
+        assert "FP32's: none is published for TF32" in simulate(**DEFAULT | {"gpu": "RTX4090", "dtype": "tf32"}).finding
 
     def test_what_is_too_small(self):
         result = simulate(**DEFAULT | {"gpu": "H100", "op": "gelu", "rows": 1})
@@ -302,7 +302,7 @@ class TestTouch:
         sets += re.findall(r"data-set='([^']*)'", page.view["svg"])
         assert [json.loads(one) for one in sets] == [{"op": op} for op in OPERATIONS]
         page.ask(**json.loads(sets[2]))
-        assert page.view["headline"].startswith("GELU is memory-bound")
+        assert page.view["headline"].startswith("This GELU is memory-bound")
 
     def test_a_point_below_the_plot_is_marked_and_no_other(self):
         low = Roofline(gpu="H100", rows=1)

@@ -132,13 +132,13 @@ class TestFindings:
     def test_the_default_makes_the_point(self):
         sim = Spot()
         assert sim.result.finding == (
-            "Time beside the work: +34% with checkpoints this rare, +12% at the best interval"
+            "With a checkpoint every 4 h the run takes 34% longer; at the best interval, 44 min, it takes 12% longer"
         )
         assert sim.picture.title == sim.result.finding
 
     def test_at_the_formula(self):
         assert at(interval=44).finding == (
-            "Time beside the work: +12%, near the best; it costs 61% less than on demand"
+            "With a checkpoint every 44 min the run takes 12% longer, near the least; it costs 61% less than on demand"
         )
 
     def test_twice_or_half_the_best_costs_little(self):
@@ -148,7 +148,7 @@ class TestFindings:
 
     def test_too_often(self):
         finding = at(interval=2).finding
-        assert finding.startswith("Time beside the work: +105% with checkpoints this frequent, +12%")
+        assert finding.startswith("With a checkpoint every 2 min the run takes 105% longer; at the best interval")
 
     def test_spot_that_is_no_cheaper(self):
         assert "more than on demand" in at(interval=44, discount=5).finding
@@ -161,7 +161,7 @@ class TestFindings:
 
     def test_never(self):
         run = at(interval=720, between=1)
-        assert "never done with checkpoints this rare" in run.finding
+        assert "the run never ends; at the best interval" in run.finding
         assert "never done" in "".join(draw(run).body)
 
 
@@ -226,9 +226,9 @@ class TestOverTheWholeRange:
 class TestTouch:
     def test_the_states_lose_work_then_write_it_all_down_then_do_neither(self):
         rarely, often, best = (at(**state.values) for state in Spot.states)
-        assert "+34% with checkpoints this rare" in rarely.finding
-        assert "+44% with checkpoints this frequent" in often.finding
-        assert "near the best" in best.finding
+        assert "every 4 h the run takes 34% longer" in rarely.finding
+        assert "every 5 min the run takes 44% longer" in often.finding
+        assert "near the least" in best.finding
         assert best.hours < min(rarely.hours, often.hours) - 15
         writing, _, lost = best.plan.extra(best.interval)
         assert rarely.plan.extra(rarely.interval)[2] > 5 * lost
@@ -260,7 +260,7 @@ class TestTouch:
         assert f"every {span(run.advised)} (best)" in page.view["svg"]
         (minutes,) = re.findall(r'data-set=\'{"interval": (\d+)}', page.view["svg"])
         page.ask(interval=int(minutes))
-        assert "near the best" in page.view["headline"]
+        assert "near the least" in page.view["headline"]
 
     @whole_range
     def test_what_is_advised_is_as_good_as_the_best(self, values):
@@ -306,7 +306,7 @@ class TestForm:
         sim = Spot()
         sim.set(interval=44)
         assert sim.result.interval == pytest.approx(44 / 60)
-        assert "near the best" in sim.picture.title
+        assert "near the least" in sim.picture.title
 
     def test_lost_work_differs_by_more_than_colour(self):
         assert 'stroke-width="0.8"' in Spot().svg()

@@ -183,8 +183,8 @@ class TestTime:
     @pytest.mark.parametrize("slot", sorted(SLOTS))
     def test_a_faster_slot_than_the_gpu_has_changes_nothing(self, slot):
         assert state(gpu="T4", slot=slot).copying == state(gpu="T4", slot=3).copying
-        assert state(gpu="T4", slot=5).link == "PCIe 3 x16, the GPU's limit"
-        assert state(gpu="H100", slot=3).link == "PCIe 3 x16, the slot's limit"
+        assert state(gpu="T4", slot=5).link == "PCIe 3 x16, the GPU's"
+        assert state(gpu="H100", slot=3).link == "PCIe 3 x16, the slot's"
 
     def test_each_generation_doubles_the_rate(self):
         over = [state(gpu="H200", slot=slot).outcome.rates for slot in (3, 4, 5)]
@@ -374,7 +374,7 @@ class TestStates:
         assert copies.finding == Transfers().result.finding
         assert copies.host_bytes == sum(BYTES.values()) > copies.gpu_bytes > 0
         assert "same device" in behind.error
-        assert "one is on cuda:0, the other is still on the CPU" in behind.finding
+        assert "one is on cuda:0, the other still on the CPU" in behind.finding
         last = nobody.outcome.lines[-1]
         assert last.call < last.copy / 5
         assert "Nobody waits" in nobody.finding

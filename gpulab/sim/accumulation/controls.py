@@ -35,7 +35,7 @@ class Accumulation(Simulator[Epoch]):
             "Losses are divided by 4; the last window holds one micro-batch: a quarter of an update. Drag the line.",
         ),
         State(
-            "Samples of unequal length",
+            "Unequal lengths",
             {"divide": "window", "tokens": True},
             "Means of micro-batches weigh alike, however many tokens they hold: full windows are off too.",
         ),

@@ -87,15 +87,18 @@ class Epoch(Result):
             rest = "sample is" if self.dropped_samples == 1 else f"{self.dropped_samples} samples are"
             found.append(f"the last {rest} never used")
         elif last.scale < 1:
-            found.append(f"the last update is scaled by {len(last.samples)}/{self.steps}")
+            there = len(last.samples)
+            why = f"its window has {count(there, 'micro-batch')} instead of {self.steps}"
+            found.append(f"the last update is scaled by {there}/{self.steps}: {why}")
         if self.tokens and misweighted:
-            found.append(f"the mean of means is up to {percent(misweighted)} off")
+            why = "" if found else ": unequal micro-batches weigh alike"
+            found.append(f"gradients are up to {percent(misweighted)} off{why}")
         elif misweighted and last.scale < 1:
             found.append("its short micro-batch weighs as a full one")
         elif misweighted:
-            found.append(f"the short micro-batch puts the last update {percent(misweighted)} off")
+            found.append(f"the last gradient is {percent(misweighted)} off: its short micro-batch weighs as a full one")
         elif self.worst_error == 0:
-            found.append("every update is the true mean gradient")
+            found.append("each update is the exact mean gradient of its window")
         words = "; ".join(found)
         return words[0].upper() + words[1:]
 

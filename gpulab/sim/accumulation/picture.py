@@ -57,7 +57,7 @@ def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
         body.append(fitted(start, x - start - gap, STRIP - 5, str(number + 1)))
     at = _after(epoch, epoch.steps)
     left = epoch.micro_batches - STRIP_MOST
-    words = f"… {left} more" if left > 0 else "a step after every " + str(epoch.steps)
+    words = f"… {left} more" if left > 0 else f"{count(epoch.steps, 'micro-batch')} a step"
     return [
         *body,
         line(at, STRIP - 6, at, STRIP + STRIP_HIGH + 6, stroke=VERMILLION, width=4),
@@ -156,9 +156,10 @@ def _errors(window: Window, middle: float) -> list[str]:
 
 
 def _memory(epoch: Epoch, top: float) -> list[str]:
-    most = size(epoch.whole_batch_bytes)
+    little, most = size(epoch.micro_batch_bytes), size(epoch.whole_batch_bytes)
+    saved = f"why accumulate: {little}, not {most}" if little != most else f"nothing to accumulate: {most}"
     body = [
-        text(MARGIN, top, f"why accumulate: {size(epoch.micro_batch_bytes)}, not {most}", weight="bold"),
+        text(MARGIN, top, saved, weight="bold"),
         *keys(END, top, ("weights, gradients, Adam", RULE), ("kept for backward", PURPLE, True), ends=True),
     ]
     at_once = (

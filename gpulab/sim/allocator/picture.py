@@ -27,14 +27,14 @@ from virtualgpu.pictures.svg import (
 from ..base.lanes import round_step
 from ..base.scene import END, Plot, Scale, chip, fitted, keys, line_key, note, picture, readouts, small
 from ..base.touch import Grip, after, carried, clickable, command, draggable, grasp, named
-from ..base.words import count, percent
+from ..base.words import percent
 from .model import Piece, Segment
 from .result import Memory, mib
 
 PALETTE, STRIP, STRIP_HEIGHT = 48.0, 82.0, 84.0
 FAILED, LENS, LENS_HEIGHT = 194.0, 232.0, 24.0
 COUNTS, CHART_LEFT, CHART_HEIGHT = 284.0, 500.0, 96.0
-FOOT = COUNTS + CHART_HEIGHT + 14
+FOOT = COUNTS + CHART_HEIGHT + 8
 LETTER = 0.61 * SMALL  # of a program
 SIZES = ("1MiB", "8MiB", "12MiB", "24MiB", "60MiB")  # to be dropped into the memory
 
@@ -44,7 +44,7 @@ def draw(result: Memory) -> Picture:
     done = "; ".join(one.text for one in result.commands[: result.step])
     memory, sizes = [*_strip(result), *_small(result)], _palette(result)
     living = [after(memory, done, step=result.step + 1), Live(after(sizes, done, step=result.step + 1))]
-    return picture(result, FOOT + 64, _script(result), living, _hint(), _counts(result), _chart(result), _foot(result))
+    return picture(result, FOOT + 70, _script(result), living, _hint(), _counts(result), _chart(result), _foot(result))
 
 
 def _script(result: Memory) -> list[str]:
@@ -140,8 +140,9 @@ def _failed(result: Memory, device: float, unit: float) -> list[str]:
     x = END - min(tried, result.capacity) * unit  # what is longer than all memory is cut off
     asked = f"✗ {mib(failed.shortage.requested)} asked"
     words = f"{asked}: {mib(tried)} of the device needed"
-    if tried == failed.shortage.requested and x < device:
-        words = f"{asked}: a new segment may not begin inside an old one"
+    if tried == failed.shortage.requested:
+        old = "a new segment may not begin inside an old one"
+        words = f"{asked}: {old if tried <= result.free else f'only {mib(result.free)} are free'}"
     missing = f"{mib(tried - result.run.free)} are missing"
     beside = fitted(x, device - x, FAILED + 13, missing, halo=True)
     words += "" if beside else f", {missing}"
@@ -211,8 +212,9 @@ def _chart(result: Memory) -> list[str]:
 
     body = [
         plot.frame(),
+        *plot.levels({0: "0", result.capacity: f"{result.capacity / MiB:g}"}),
         line_key(CHART_LEFT, COUNTS - 7, "reserved", stroke=VERMILLION, width=3, dash="5 3"),
-        line_key(CHART_LEFT + 106, COUNTS - 7, "allocated, by step", stroke=BLUE, width=3),
+        line_key(CHART_LEFT + 106, COUNTS - 7, "allocated, MiB", stroke=BLUE, width=3),
         *([note(END, COUNTS - 7, "✗ failed", anchor="end")] if any(moment.error for moment in moments) else ()),
         plot.curve(stairs([moment.allocated for moment in moments]), stroke=BLUE, width=3),
         plot.curve(stairs([moment.reserved for moment in moments]), stroke=VERMILLION, width=3, dash="5 3"),
@@ -228,7 +230,7 @@ def _chart(result: Memory) -> list[str]:
 
 
 def _foot(result: Memory) -> list[str]:
-    """The error, shortened to what counts here; else how often there was one."""
+    """The error, shortened to what counts here."""
     error = result.run.now.error
     if error:
         words = str(error)
@@ -238,7 +240,4 @@ def _foot(result: Memory) -> list[str]:
         )[0]
         folded = lines(MARGIN + 12, FOOT + 19, wrap(short, END - MARGIN - 24, SMALL), size=SMALL)
         return [rect(MARGIN, FOOT, END - MARGIN, 62, stroke=VERMILLION, radius=6), folded]
-    past = f"So far: {count(result.run.failures, 'request')} out of memory, "
-    tries = "retry" if result.run.retries == 1 else "retries"
-    past += f"{result.run.retries} {tries} with an emptied cache, at most {mib(result.run.peak)} reserved (virtual)."
-    return [note(MARGIN, FOOT + 19, past)]
+    return []

@@ -97,7 +97,7 @@ class Memory(Result):
                 f"{command} fails where {mib(self.largest)} would fit: a request below 10 MiB that finds no block takes"
                 " a whole segment"
             )
-        return f"{mib(command.nbytes)} fail with {mib(self.free)} free, but not in one piece"
+        return f"{command} does not fit: {mib(self.free)} are free, at most {mib(self.largest)} of them in one piece"
 
     def _allocated(self, command: Command, asked: int, now: Moment, before: Moment) -> str:
         if now.retried:

@@ -36,7 +36,7 @@ def draw(step: Step) -> Picture:
         note(MARGIN, DDP - 11, "virtual time"),
         *axis.draw(DDP - 6, LOW),
         text(MARGIN, DDP + 18, "DDP computes"),
-        text(MARGIN, RING + 17, "its ring"),
+        text(MARGIN, RING + 17, "all-reduce"),
         text(MARGIN, OTHER + 18, "DataParallel"),
         *(lane.draw(axis) for lane in lanes),
         veil(axis, step.now, DDP - 4, LOW),
@@ -84,7 +84,7 @@ def _ddp_lanes(step: Step) -> list[Lane]:
             busy = sum(bucket.end - bucket.start for bucket in block) / (end - start)
             lanes.append(Lane(start, end, RING, 24, PURPLE, busy=busy))
     lanes.append(Lane(work.forward, work.compute, DDP, 28, "none", ("backward",)))
-    return [*lanes, Lane(work.compute, step.seconds, DDP, 28, PAPER, ("waits for the ring", "waits"))]
+    return [*lanes, Lane(work.compute, step.seconds, DDP, 28, PAPER, ("waits for the all-reduce", "waits"))]
 
 
 def _data_parallel_lanes(step: Step) -> list[Lane]:
@@ -106,8 +106,7 @@ def _data_parallel_lanes(step: Step) -> list[Lane]:
 def _readings(y: float, seconds: float | None, speedup: float | None) -> list[str]:
     if seconds is None or speedup is None:
         return [note(READ, y, "one process,"), note(READ, y + 17, "one machine")]
-    work = f"work of {times(speedup)} GPU" + ("" if speedup == 1 else "s")
-    return [text(READ, y, duration(seconds), weight="bold"), small(READ, y + 19, work)]
+    return [text(READ, y, duration(seconds), weight="bold"), small(READ, y + 19, f"{times(speedup)} × one GPU")]
 
 
 def _blocks(buckets: Sequence[Bucket]) -> list[Sequence[Bucket]]:
@@ -155,7 +154,8 @@ def _ring(step: Step) -> list[str]:
             note(MIDDLE, CENTRE - 22, "each GPU has sent", anchor="middle"),
             text(MIDDLE, CENTRE - 4, sent, anchor="middle", weight="bold"),
             note(MIDDLE, CENTRE + 20, "bars: the bucket’s pieces;", anchor="middle"),
-            note(MIDDLE, CENTRE + 37, "height: GPUs summed so far", anchor="middle"),
+            note(MIDDLE, CENTRE + 37, "height: GPUs summed so far,", anchor="middle"),
+            note(MIDDLE, CENTRE + 54, "green: all of them", anchor="middle"),
         ]
     for seat, gpu in enumerate(seats):
         x, y = _place(seat / len(seats))
@@ -191,7 +191,7 @@ def _node(step: Step, gpu: int, x: float, y: float) -> list[str]:
     found = [
         rect(x - NODE / 2, y - NODE_HIGH / 2, NODE, NODE_HIGH, fill=PAPER, stroke=INK, radius=3),
         small(x - NODE / 2 + 5, y - NODE_HIGH / 2 + 13, f"GPU {gpu}"),
-        boxes(parts, fill=SKY, stroke=PAPER),
+        boxes(parts, fill=PURPLE, stroke=PAPER),
         boxes(whole, fill=GREEN, stroke=PAPER),
     ]
     if len(whole) == gpus:
@@ -215,7 +215,7 @@ def _message(step: Step, gpu: int, turn: float, moving: bool) -> list[str]:
         number = held(gpu, sends(gpu, step.gpus, step.hops_done), step.gpus, step.hops_done)
         high = PIECES_HIGH * number / step.gpus
         found.append(rect(x - 5, y - PIECES_HIGH / 2, 10, PIECES_HIGH, fill=PAPER, stroke=INK))
-        found.append(bar(x - 5, y + PIECES_HIGH / 2 - high, 10, high, fill=GREEN if number == step.gpus else SKY))
+        found.append(bar(x - 5, y + PIECES_HIGH / 2 - high, 10, high, fill=GREEN if number == step.gpus else PURPLE))
     return found
 
 
@@ -239,7 +239,7 @@ def _scaling(step: Step, top: float) -> list[str]:
     right, bottom = plot.x.end, plot.y.start
     speeds = [n * step.work.compute / ddp_seconds(step.work, n) for n in numbers]
     body = [
-        text(462, top, "Work of how many GPUs (virtual)", weight="bold"),
+        text(462, top, "Speed, in single GPUs (virtual)", weight="bold"),
         note(462, top + 19, "each with a batch of its own"),
         *plot.levels({value: str(value) for value in (4, 8, 12, 16)}),
         *plot.x.ticks(bottom, {value: str(value) for value in (1, 4, 8, 12, 16)}),

@@ -106,19 +106,18 @@ class Step(Result):
     def finding(self) -> str:
         if self.gpus == 1:
             return f"One GPU has nothing to send: its step takes the {duration(self.work.compute)} of its computing"
-        worth = f"almost {self.gpus} GPUs’ work" if self.efficiency >= 0.95 else f"{times(self.speedup)} GPUs’ work"
-        if self.speedup < 0.995:
-            worth = f"{self.gpus} GPUs are slower than one"
+        worth = "are slower than one" if self.speedup < 0.995 else f"do the work of {times(self.speedup)}"
+        found = f"{self.gpus} GPUs {worth}"
         backward = self.work.compute - self.work.forward
         if len(self.buckets) == 1 and self.exposed < 0.01 * self.work.compute:
-            return f"One small bucket goes round in {duration(self.ring)} after backward: {worth}"
+            return f"{found}: the only bucket goes round in {duration(self.ring)} after backward"
         if len(self.buckets) == 1:
-            return f"One bucket is full only when backward ends: the ring hides nothing, {worth}"
+            return f"{found}: the only bucket is full when backward ends, and then all GPUs wait for it"
         if self.latency > self.ring / 2 and self.exposed > 0.02 * self.work.compute:
-            return f"So many buckets cost {percent(self.latency / self.ring)} of the ring's time in latency: {worth}"
+            return f"{found}: with so many buckets {percent(self.latency / self.ring)} of the all-reduce is latency"
         if self.ring > backward:
-            return f"The ring needs {times(self.ring / backward)} times as long as backward: {worth}"
-        return f"DDP hides {percent(self.hidden)} of its ring behind backward: {worth}"
+            return f"{found}: the all-reduce takes {times(self.ring / backward)} times as long as backward"
+        return f"{found}: backward hides {percent(self.hidden)} of the all-reduce"
 
     def rows(self) -> list[Row]:
         link, other = self.work.link, self.data_parallel_seconds

@@ -9,7 +9,7 @@ from virtualgpu.pictures.svg import MARGIN, Picture, bar, boxes, line, marks, re
 
 from ..base.scene import END, Box, fitted, keys, note, picture, pointer
 from ..base.touch import Grip, clickable, draggable, grasp
-from ..base.words import count, many, percent
+from ..base.words import count, many
 from .model import FRAMES, WARP, Kernel
 
 MAP_RIGHT, MAP_TOP, MAP_BOTTOM = 424.0, 40.0, 246.0
@@ -149,10 +149,9 @@ def _hollow(slots: Iterable[Box]) -> list[str]:
 def _waves(kernel: Kernel) -> list[str]:
     """Time to the right: how many of the places have a block, and how much of the lanes' time is used."""
     high, unit = CHART_BOTTOM - CHART_TOP, (END - MARGIN) / kernel.clocks
-    words = f"{many(kernel.clocks, 'clock')} (virtual), lanes at work {percent(kernel.busy)}"
     waits = ("a block, but its warps wait", SKY)
     body = [
-        text(MARGIN, CHART_TOP - 12, words, weight="bold"),
+        text(MARGIN, CHART_TOP - 12, f"the whole GPU over {many(kernel.clocks, 'clock')} (virtual)", weight="bold"),
         *keys(END, CHART_TOP - 12, waits, ("lanes at work", ORANGE), ("no block", RULE), ends=True),
         rect(MARGIN, CHART_TOP, END - MARGIN, high, fill=RULE),
     ]

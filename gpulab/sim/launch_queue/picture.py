@@ -61,7 +61,7 @@ def _lanes(done: Run, streams: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _lane(stream: int, streams: int) -> tuple[float, float]:
     """Where the kernels of a stream are drawn: from where down, how high."""
     each = GPU_HIGH / streams
-    high = min(each - 4, 40)
+    high = min(each - 4, 58)
     return GPU + each * stream + (each - high) / 2, high
 
 
@@ -177,8 +177,6 @@ def _comparison(queue: Queue) -> list[str]:
         drawn += dot(MARGIN + 5, base - 5, 3, fill=INK) if here else ""
         drawn += text(MARGIN + 18, base, MODE_NAMES[mode], weight=weight)
         drawn += bar(left, base - 12, seconds * unit, 15, fill=GREEN if here else PAPER)
-        if seconds == min(queue.modes) and not here:  # what would help most
-            drawn += rect(left, base - 12, seconds * unit, 15, stroke=GREEN, edge=3)
         drawn += text(left + seconds * unit + 8, base, duration(seconds), weight=weight)
         body.append(clickable(drawn, f"Launched by {MODE_NAMES[mode]}: {duration(seconds)} a step", mode=mode))
     return body

@@ -87,20 +87,16 @@ class Queue(Result):
         launches = count(self.work.launches, "launch")
         timer, step, running = duration(self.timer), duration(self.step), percent(self.running)
         if self.timer < 0.8 * self.step:
-            why = (
-                "the launch queue was full, and still it lies"
-                if self.run.full
-                else "it has timed the launches, not the work"
-            )
+            why = "it has timed the launches, not the work"
             return f"A timer without synchronize reads {timer} a step, the GPU takes {step}: {why}"
         if self.running < 0.7 and self.run.items and self.item_cost > 0.2 * self.step * self.work.item:
             return (
-                f"Each .item() lets the GPU run dry and costs {duration(self.item_cost)};"
+                f"Each .item() leaves the GPU without work and costs {duration(self.item_cost)};"
                 f" a kernel is running {running} of the time"
             )
         if self.running < 0.7:
             extra = "; more streams launch no faster" if self.work.streams > 1 else ""
-            return f"Launch-bound: a kernel is running {running} of the time, then the GPU waits for the host{extra}"
+            return f"Launch-bound: a kernel is running {running} of the time, else the GPU waits for the host{extra}"
         if self.run.items:
             return (
                 f"Each .item() makes the host wait and costs {duration(self.item_cost)};"

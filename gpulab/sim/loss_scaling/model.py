@@ -126,8 +126,8 @@ class Run(Result):
             slow = not self.skipped and math.log2(last) < self.floor(0.01)
             way = "rises too slowly" if slow else "rises until it fits"
         plain, scaled = (part(self.shares(scale).zero) for scale in (1.0, last))
-        compared = "as unscaled" if plain == scaled else f"unscaled {plain}"
-        return f"The scale {way}: in the end {scaled} of gradients become 0 in fp16, {compared}"
+        compared = "as without scaling" if plain == scaled else f"without scaling {plain}"
+        return f"The scale {way}: in the end {scaled} of the gradients become 0 in fp16, {compared}"
 
     @property
     def happened(self) -> str:

@@ -67,7 +67,7 @@ def _gradients(run: Run) -> list[str]:
     # the tallest bar of the whole curve, whether it is in the picture or not
     unit = (AXIS - BARS_TOP) / (run.below(run.centre + 0.5) - run.below(run.centre - 0.5))
     body = [key(LEFT, 12, f"sizes of the gradients in step {run.step:,}, scaled by {size(run.scale)}", fill=SKY)]
-    words = f"unscaled: {part(run.shares(1.0).zero)} become 0"
+    words = f"without scaling: {part(run.shares(1.0).zero)} become 0"
     body.append(line_key(RIGHT - length(words, SMALL) - 24, 12, words, dash="4 3"))
     width = POWERS.at(LOW + 1) - POWERS.at(LOW)
     for power, share in zip(powers, scaled, strict=True):

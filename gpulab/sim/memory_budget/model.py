@@ -39,7 +39,7 @@ class Fit(NamedTuple):
 
     @property
     def words(self) -> str:
-        batch = "any batch" if self.largest >= MOST else f"batch ≤ {self.largest:,}" if self.largest else ""
+        batch = "any batch" if self.largest >= MOST else f"batch up to {self.largest:,}" if self.largest else ""
         answer = {"fits": "✓", "tight": "✓ tight:", "no": f"✗ {amount(-self.free)} short" + ":" * bool(batch)}
         return f"{answer[self.answer]} {batch}".rstrip()
 
@@ -86,8 +86,8 @@ class Budget(Result):
         if ranks == 1:
             found = f"{self.job.needs.words} takes {amount(peak.total)} to train"
             return f"{found}, {peak.total / peak.weights:,.2g} times its weights; {self._who}"
-        how = "DDP shards nothing" if self.job.parallel == "ddp" else f"With {PARALLEL_WORDS[self.job.parallel]}"
-        return f"{how}: each of {ranks:,} ranks needs {amount(peak.total)}; {self._who}"
+        how = "DDP shards nothing:" if self.job.parallel == "ddp" else f"With {PARALLEL_WORDS[self.job.parallel]}"
+        return f"{how} each of {ranks:,} ranks needs {amount(peak.total)}; {self._who}"
 
     @property
     def _who(self) -> str:
@@ -139,7 +139,8 @@ class Budget(Result):
 
 def billions(nbytes: int) -> str:
     """Bytes in the ZeRO paper's unit and in the driver's: `31.4 GB (29.2 GiB)`."""
-    return f"{nbytes / 1e9:,.1f} GB ({nbytes / 2**30:,.1f} GiB)"
+    digits = 1 if nbytes >= 1e9 else 3
+    return f"{nbytes / 1e9:,.{digits}f} GB ({nbytes / 2**30:,.{digits}f} GiB)"
 
 
 def amount(nbytes: int) -> str:

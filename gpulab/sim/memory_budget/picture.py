@@ -96,8 +96,6 @@ def _named(name: str, nbytes: int, full: Scale) -> bool:
 def _gpus(result: Budget, full: Scale) -> list[str]:
     peak = result.peak.total
     body = [_gpu(fit, GPUS + place * ROW, peak, full) for place, fit in enumerate(result.fits)]
-    if any(fit.ranks for fit in result.fits):
-        body.append(note(ANSWER, GPUS - 3, "✗ would fit with (click)"))
     x = full.at(peak)
     return [*body, line(x, BARS - 4, x, GPUS + len(result.fits) * ROW + 4, width=2, dash="5 3")]
 
@@ -114,7 +112,7 @@ def _gpu(fit: Fit, top: float, peak: int, full: Scale) -> str:
     if memory > full.high:  # it goes on
         row += shape([(right - 8, top + 4), (right - 1, top + 8.5), (right - 8, top + 13)], fill=INK)
     words = f"✗ {fit.words.partition(': ')[2]}" if no and fit.largest else fit.words
-    words = f"✗ FSDP × {fit.ranks:,}" if fit.ranks and not fit.largest else words
+    words = f"✗ needs {fit.ranks:,} with FSDP" if fit.ranks and not fit.largest else words
     row += small(ANSWER, y, words, weight="" if no else "bold")
     if fit.largest:
         batch = min(fit.largest, MOST)
@@ -145,9 +143,9 @@ def _sums(result: Budget) -> list[str]:
     job, y = result.job, KEY + 46
     number = job.needs.parameters
     psi = f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
-    words = f"model states: {billions(result.states)}, {result.states / number:.3g} bytes × {psi}"
-    words += f"; a rank sends {billions(job.traffic)} a step" if job.ranks > 1 else ""
-    words += "; * no bf16 units" if any(fit.no_units for fit in result.fits) else ""
+    words = f"model states: {billions(result.states)} = {result.states / number:.3g} bytes × {psi} parameters"
+    words += f"; a rank sends {job.traffic / 1e9:,.1f} GB a step" if job.ranks > 1 else ""
+    words += "; * no bf16" if any(fit.no_units for fit in result.fits) else ""
     body = [small(MARGIN, y, words)]
     if job.ranks == 1:
         hint = "pull the upper bar for more samples; click a GPU for all that it takes, or for the ranks it needs"

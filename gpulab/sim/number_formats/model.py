@@ -83,9 +83,11 @@ class Number(Result):
         asked, value = show(self.asked), show(it.value)
         after, exact = show(it.after, 3), show(self.exact, 3)
         if it.outcome == "overflow":
-            return f"{kind.name} ends at {show(kind.largest)}: {asked} becomes {value}"
+            return f"The largest number of {kind.name} is {show(kind.largest)}: {asked} becomes {value}"
         if it.outcome == "clamped":
-            return f"{kind.name} ends at {show(kind.largest)} and has no inf: {asked} becomes {value}"
+            return (
+                f"The largest number of {kind.name} is {show(kind.largest)}, and it has no inf: {asked} becomes {value}"
+            )
         if it.outcome == "underflow":
             return f"The smallest number of {kind.name} above 0 is {show(kind.smallest, 3)}: {asked} becomes {value}"
         if kind is TF32:
@@ -97,8 +99,8 @@ class Number(Result):
             found += f" as {value}"
         if it.stuck:
             sign = "+" if self.change > 0 else "−"
-            same = f"{kind.name}: {value} {sign} {show(abs(self.change))} is {value} again"
-            return f"{same}, and no number of such updates changes it"
+            update = f"{value} {sign} {show(abs(self.change))}"
+            return f"{kind.name} rounds {update} back to {value}: {self.steps:,} such updates change nothing"
         if abs(it.after - self.exact) >= 0.001 * abs(self.asked):
             return f"{found}, but small updates bring it to {after}, not to {exact}"
         close = "" if after == exact else f", close to {exact}"

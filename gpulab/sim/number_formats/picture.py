@@ -29,7 +29,7 @@ from .model import Number, Stored, flipped, show, spacings
 
 ROW, CHOSEN_ROW, CELL = 23.0, 36.0, 15.0
 NAME, SIGN, MANTISSA, VALUE, ERROR = 18.0, 92.0, 238.0, 597.0, 697.0
-TABLE_TOP, LOWER_TOP = 154.0, 330.0
+TABLE_TOP, LOWER_TOP = 148.0, 324.0
 FIELDS = {"sign": GREEN, "exponent": ORANGE, "mantissa": SKY}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -265,7 +265,7 @@ RANGE = Scale(552.0, RIGHT, 1e-46, 1e39, log=True)
 def _ranges(number: Number, top: float) -> list[str]:
     """From the smallest to the largest of each format; the number is dragged from one power of ten to the next."""
     at, names = RANGE.at, 464.0
-    body = [note(names, top + 13, "smallest to largest; hatched: subnormal")]
+    body = [note(names, top + 13, "range, from smallest to largest (hatched: subnormal)")]
     for place, stored in enumerate(number.all):
         kind, y = stored.format, top + 24 + 15 * place
         body.append(small(names, y + 11, kind.name, weight="bold" if stored is number.chosen else ""))

@@ -118,7 +118,7 @@ def _labels(feed: Feed) -> list[str]:
     main, copies, gpu = _bases(work)
     second = Axis(LEFT, RIGHT, feed.run.end).x(feed.run.begun[1])
     body = [
-        note(END, WORKERS - 11, "busy", anchor="end"),
+        note(END, WORKERS - 11, "of a step", anchor="end"),
         text(MARGIN, main, "main process"),
         text(MARGIN, copies, "copies to GPU"),
         text(MARGIN, gpu, f"{work.gpu} computes"),

@@ -125,7 +125,7 @@ class Feed(Result):
         if self.copying > 0.97:
             return f"{found}: a copy takes {duration(work.copy)}, longer than all else; more workers do not help"
         if not work.side and self.computing + self.copying > 0.97:
-            return f"{found}: it stands still in each copy of {duration(work.copy)}, and more workers do not help"
+            return f"{found}: it stands still during each copy of {duration(work.copy)}, and more workers do not help"
         names = {"workers": "one more worker", "prefetch": "a larger prefetch_factor"}
         further = (change for change in self.changes if change.control in names)
         gain, what = min((change.seconds, names[change.control]) for change in further)

@@ -216,10 +216,10 @@ class Contest(Result):
         if min(side.spent("serial") / side.seconds for side in (self.cpu, self.gpu_side)) >= 0.5:
             return f"{found}; the serial part holds both below {times(self.amdahl)}"
         if speedup >= 1.05 and self.simd < CORE_LANES:
-            used = "one CPU lane a core" if self.simd == 1 else "a part of the CPU’s lanes"
+            used = "one lane per core" if self.simd == 1 else "a part of its lanes"
             again = gpu_seconds / self.simd_cpu.seconds
-            wins = f"all lanes beat the GPU by {times(again)}" if again >= 1 else f"all of them, by {times(1 / again)}"
-            return f"The GPU beats {used} by {times(speedup)}; {wins}"
+            wins = f"the CPU wins by {times(again)}" if again >= 1 else f"it still loses by {times(1 / again)}"
+            return f"{found} while the CPU uses {used}; with all its lanes {wins}"
         if speedup >= 1.05:
             return found if self.crossover is None else f"{found}; it is ahead {self.crossing}"
         beside = self.gpu_side.spent("copy in", "launch", "copy out")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PURPLE, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, text
+from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PAPER, PURPLE, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, rect, text
 
 from ..base.lanes import Axis, cursor, veil
 from ..base.scene import END, Plot, Scale, beside_ends, keys, note, picture, pointer, small
@@ -16,7 +16,7 @@ from .model import CORE_LANES, MOST_AT_ONCE, MOST_TASKS, PLACES, TASK, WARP, Con
 BARS_LEFT, BARS_RIGHT, BARS_TOP, BARS_BOTTOM = 196.0, 770.0, 34.0, 166.0
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 716.0, 244.0, 424.0  # of the plot
 TASKS = Scale(LEFT, RIGHT, 1, MOST_TASKS, log=True)
-COLOURS = {"serial": PURPLE, "copy in": YELLOW, "launch": VERMILLION, "tasks": ORANGE, "copy out": YELLOW}
+COLOURS = {"serial": PURPLE, "copy in": YELLOW, "launch": VERMILLION, "copy out": YELLOW}
 
 
 def draw(race: Contest) -> Picture:
@@ -40,22 +40,23 @@ def _bars(race: Contest) -> list[str]:
         top = BARS_TOP + place * (46 if simd != cpu else 64)
         body.append(text(MARGIN, top + 13, name, weight="bold"))
         body.append(note(MARGIN, top + 30, lanes))
-        body += _pieces(side, axis, top)
+        body += _pieces(side, axis, top, ORANGE if side is gpu else BLUE)
         x = axis.x(side.seconds) + 8
         above.append(text(x, top + 16, duration(side.seconds), weight="bold", halo=True))
         if standing:
-            above.append(note(BARS_LEFT, top + 36, standing, halo=True))
+            above.append(rect(BARS_LEFT, top + 24, length(standing, SMALL), 16, fill=PAPER))  # the moment's line stops
+            above.append(note(BARS_LEFT, top + 36, standing))
     end = axis.x(max(cpu.seconds, gpu.seconds))
     now = grasp(axis.x(race.now) - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
     now += cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
     moment = draggable(now, "Time in the race", Grip("time", BARS_LEFT, end, 0, 100))
-    y, serial = BARS_BOTTOM + 22, ("serial part, on one CPU lane", PURPLE, True)
+    y, hatched = BARS_BOTTOM + 22, [("launch", VERMILLION, True), ("serial part", PURPLE, True)]
     return [
         *body,
         veil(axis, race.now, BARS_TOP - 4, BARS_BOTTOM),
         moment,
         *above,
-        *keys(MARGIN, y, ("tasks", ORANGE), ("copy", YELLOW), ("launch", VERMILLION, True), serial),
+        *keys(MARGIN, y, ("CPU’s tasks", BLUE), ("GPU’s", ORANGE), ("copy", YELLOW), *hatched[: 1 + bool(race.serial)]),
         note(END, y, f"virtual: toy tasks, {duration(TASK)} on a CPU lane", anchor="end"),
     ]
 
@@ -68,11 +69,11 @@ def _standing(race: Contest, side: Side) -> str:
     return f"{done:,} of {many(side.tasks, 'task')} done = {percent(done / side.tasks)}; {race.doing(side)}{idle}"
 
 
-def _pieces(side: Side, axis: Axis, top: float) -> list[str]:
+def _pieces(side: Side, axis: Axis, top: float, tasks: str) -> list[str]:
     body = []
     for phase in side.phases:
-        x, wide = axis.x(phase.start), axis.seen(phase.length)
-        body.append(bar(x, top, wide, 22, fill=COLOURS[phase.name], hatched=phase.name in ("serial", "launch")))
+        x, wide, hatched = axis.x(phase.start), axis.seen(phase.length), phase.name in ("serial", "launch")
+        body.append(bar(x, top, wide, 22, fill=COLOURS.get(phase.name, tasks), hatched=hatched))
         if phase.name == "tasks" and 1 < side.rounds <= wide / 6:
             rounds = (x + wide * number / side.rounds for number in range(1, side.rounds))
             body += [line(at, top, at, top + 22, stroke=INK) for at in rounds]

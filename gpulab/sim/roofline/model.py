@@ -135,25 +135,25 @@ class Roofs(Result):
     @property
     def finding(self) -> str:
         op, kind, gpu = self.operation, DTYPES[self.dtype], f"{'an' if self.gpu[0] in 'AHLR' else 'a'} {self.gpu}"
-        name = op.words[0].upper() + op.words[1:]
+        name = f"This {op.words}"
         if op.bound == "least time":
             least = "a kernel takes" if op.kernels == 1 else f"{op.kernels} kernels take"
             whole = duration(op.seconds)
             return f"{name} is too small for {gpu}: {duration(op.least)} of its {whole} are the least that {least}"
         if op.bound == "memory":
-            needs = f"{gpu}'s {kind} needs {digits(self.balance)}"
-            found = f"{name} is memory-bound: {digits(op.intensity)} FLOP a byte, and {needs}"
+            wanted = f"{gpu} needs {digits(self.balance)} in {kind} to be busy"
+            found = f"{name} is memory-bound: it does {digits(op.intensity)} FLOP per byte, and {wanted}"
         else:
-            found = f"{name} is compute-bound: {percent(op.rate / self.peak)} of {gpu}'s peak"
+            found = f"{name} is compute-bound and reaches {percent(op.rate / self.peak)} of {gpu}'s peak"
         gelu = self.operations["gelu"]
         if self.peak_dtype != self.dtype:
-            found += "; no rate is published: FP32's" if self.has_dtype else f"; without {kind}, at FP32's rate"
+            found += f", FP32's: {f'none is published for {kind}' if self.has_dtype else f'it has no {kind} units'}"
         elif op.bound == "arithmetic" and op.tiling and op.flops / op.arithmetic < 0.8 * self.reached:
             tiles, sms = op.tiling.tiles * op.tiling.splits, self.spec.sms
             uneven = "do not come out even on" if tiles > sms else "leave some idle of"
             found += f"; its {tiles:,} tiles {uneven} {sms} SMs"
         elif op.bound == "arithmetic" and op.name == "matmul" and gelu.bound == "memory":
-            found += f"; GELU is memory-bound: {percent(gelu.rate / self.peak)}"
+            found += f"; GELU is memory-bound, at {percent(gelu.rate / self.peak)}"
         return found
 
     @property

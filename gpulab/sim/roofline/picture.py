@@ -42,7 +42,7 @@ def _legend(result: Roofs) -> list[str]:
         small(MARGIN + 38, 14, sheet),
         line(MARGIN, 29, MARGIN + 30, 29, stroke=INK, width=3),
         small(MARGIN + 38, 34, found),
-        line_key(390, 34, "chosen: by its rows", stroke=ORANGE, width=3),
+        line_key(400, 34, "the chosen one", stroke=ORANGE, width=3),
     ]
 
 
@@ -169,10 +169,8 @@ def _shares(result: Roofs, y: float) -> list[str]:
     room = END - PANEL
     words = list(wrap(op.shape, room, SMALL))
     if tiling:
-        share = tiling.tiles * tiling.splits / sms
         parts = f" × {tiling.splits} parts" if tiling.splits > 1 else ""
-        number = f"{share:,.1f}" if share >= 1 else f"{share:.2f}"
-        words.append(f"{many(tiling.tiles, 'tile')}{parts} / {sms} SMs = {number}")
+        words.append(f"{many(tiling.tiles, 'tile')}{parts} on {sms} SMs")
     elif op.kernels > 1:
         words.append(f"{op.kernels} kernels, as none is fused")
     body = [small(PANEL, y + place * 18, words_) for place, words_ in enumerate(words)]

@@ -26,7 +26,7 @@ def draw(run: Run) -> Picture:
     """The time that a run takes beside its work, over the interval between checkpoints; below it what it costs."""
     plot = Plot(MINUTES, Scale(BOTTOM, TOP, 0, _limit(run.best_hours / run.plan.work - 1)))
     legend = [
-        note(MARGIN, 14, "time beside the work, expected (virtual):"),
+        note(MARGIN, 14, "expected time on top of the work (virtual):"),
         *keys(318, 14, ("checkpoints", SKY), ("restarts", PURPLE)),
         key(540, 14, "lost work", fill=ORANGE),
         *(line(x, 3, x, 15) for x in (544, 548, 552)),

@@ -34,6 +34,12 @@ def more(share: float) -> str:
     return f"+{percent(share)}" if share < 9.995 else f"{share + 1:,.0f} × the work" if share < 1e4 else "never done"
 
 
+def longer(share: float) -> str:
+    """As `more`, in words."""
+    words = f"{percent(share)} longer" if share < 9.995 else f"{share + 1:,.0f} times as long"
+    return f"takes {words}" if share < 1e4 else "never ends"
+
+
 EXACT = "virtual: exact for interruptions at a constant rate"
 
 
@@ -115,14 +121,14 @@ class Run(Result):
 
     @property
     def finding(self) -> str:
-        longer, best = (more(hours / self.plan.work - 1) for hours in (self.hours, self.advised_hours))
+        found = f"With a checkpoint every {span(self.interval)} the run {longer(self.hours / self.plan.work - 1)}"
         if self.hours <= 1.02 * self.best_hours:
             saved = 1 - self.cost / self.cost_on_demand
             cheap = f"{percent(saved)} less than" if saved > 0 else f"{percent(-saved)} more than"
             cheap = "as much as" if abs(saved) < 0.005 else cheap
-            return f"Time beside the work: {longer}, near the best; it costs {cheap} on demand"
-        rare = "frequent" if self.interval < self.best else "rare"
-        return f"Time beside the work: {longer} with checkpoints this {rare}, {best} at the best interval"
+            return f"{found}, near the least; it costs {cheap} on demand"
+        best = longer(self.advised_hours / self.plan.work - 1)
+        return f"{found}; at the best interval, {span(self.advised)}, it {best}"
 
     def rows(self) -> list[Row]:
         writing, restarts, lost = self.plan.extra(self.interval)

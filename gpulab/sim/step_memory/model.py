@@ -145,10 +145,12 @@ class Step(Result):
         if not any(self.again):
             return f"Nothing is computed again: the peak is {plain}, at {self.peak.words}"
         if not self.again[-1] and number > 1 and rise(self.sizes, number) > 0:
-            return f"{number} segments keep more than {number - 1}, as the last one takes all layers that are left"
+            keeps, fewer = (size(kept(self.sizes, segments)) for segments in (number, number - 1))
+            left = count(in_last(self.sizes.layers, number), "layer")
+            return f"{number} segments keep {keeps}, {number - 1} keep {fewer}: the last has all {left} that remain"
         if not self.again[-1]:
-            saved = f"a peak of {peak} instead of {plain}" if peak != plain else f"the peak stays {peak}"
-            return f"{count(number, 'segment')}: {saved}"
+            saved = f"is {peak} instead of {plain}, for {compute}" if peak != plain else f"stays {peak}"
+            return f"With {count(number, 'segment')} the peak {saved}"
         if number == 1:
             saved = "saves nothing: the peak stays" if peak == plain else "saves little: the peak is"
             return f"One segment of all layers {saved} {peak}, for {compute}"

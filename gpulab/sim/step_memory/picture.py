@@ -30,7 +30,7 @@ from ..base.lanes import Axis, blocks, cursor, playhead, round_step
 from ..base.scene import END, Plot, Scale, between, keys, note, picture, pointer, small
 from ..base.touch import Grip, draggable, grasp
 from ..base.words import count, duration, percent, size
-from .model import CATEGORIES, FRAMES, Step, in_last, kept, now_alive, since
+from .model import CATEGORIES, FRAMES, Step, kept, now_alive, since
 
 STRIP, STRIP_HIGH = 26.0, 38.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 600.0, 128.0, 356.0  # of the curve
@@ -56,7 +56,7 @@ def _axis(step: Step) -> Axis:
 def _layers(step: Step) -> list[str]:
     now = step.moment
     found = [text(MARGIN, 14, f"the layers at {since(now.start)}: {now.words}", weight="bold")]
-    found += keys(560, 14, ("input", ORANGE), ("what it keeps inside", PURPLE, True))
+    found += keys(560, 14, ("boundary: its input", ORANGE), ("inside a layer", PURPLE, True))
     gap = 6.0 if len(step.segments) < 30 else 2.0
     wide = (END - MARGIN - 8 - gap * len(step.segments)) / step.sizes.layers
     thin = min(6.0, wide / 3)
@@ -171,9 +171,6 @@ def _phases(step: Step) -> list[str]:
         why = "Every layer keeps its inside until its backward pass."
     elif step.again[-1]:
         why = "The last segment goes and comes back at once: backward begins with it."
-    elif len(step.segments) == step.jump:
-        now, before = (in_last(step.sizes.layers, number) for number in (step.jump, step.jump - 1))
-        why = f"From {step.jump - 1} to {step.jump} segments more is kept: the last has {now} layers, not {before}."
     return [*found, small(LEFT, BOTTOM + 58, extra), small(LEFT, BOTTOM + 78, why)]
 
 

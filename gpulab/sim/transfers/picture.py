@@ -148,11 +148,11 @@ def _cost(result: Crossings) -> list[str]:
     near = rates.memory_seconds(nbytes)
     left, unit, top = 300.0, 380 / seconds, FOOT + 16
     over = "all copies over the bus" if result.copied else "over the bus, if all were copied"
-    whole = ((floor * unit, ORANGE, True), ((seconds - floor) * unit, SKY, False))
+    whole = ((floor * unit, VERMILLION, True), ((seconds - floor) * unit, ORANGE, False))
     faster = f"{duration(near)}, {seconds / near:.0f} × faster"
     return [
         note(MARGIN, top, f"the same {size(nbytes)} (virtual)"),
-        *keys(left, top, ("latency", ORANGE, True), ("bytes", SKY)),
+        *keys(left, top, ("latency", VERMILLION, True), ("bytes", ORANGE)),
         named_bar(left, top + 30, over, whole, duration(seconds)),
-        named_bar(left, top + 60, "read in the GPU's own memory", [(near * unit, SKY, False)], faster),
+        named_bar(left, top + 60, "read in the GPU's own memory", [(near * unit, GREEN, False)], faster),
     ]

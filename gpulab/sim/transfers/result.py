@@ -72,7 +72,7 @@ class Crossings(Result):
         own, link = GPUS[self.gpu].host_link, self.outcome.link
         if own == SLOTS[self.slot]:
             return link.name
-        return f"{link.name}, the {'GPU' if link == own else 'slot'}'s limit"
+        return f"{link.name}, the {'GPU' if link == own else 'slot'}'s"
 
     @property
     def reserved(self) -> str:
@@ -101,7 +101,7 @@ class Crossings(Result):
             saved = self.host_bytes * (1 / out.rates.pageable_gbps - 1 / out.rates.pinned_gbps) * 1e-9
             return f"Pinning took {duration(pinning)}, which saves {duration(saved)} each time that all of it is copied"
         return {
-            "device": "An operation takes tensors of one device: one is on cuda:0, the other is still on the CPU",
+            "device": "The sum fails, as it needs both on one device: one is on cuda:0, the other still on the CPU",
             "there": "It is there already: .to gives back what it was given, and copies nothing",
             "run": "Both are on cuda:0: the sum is computed there and stays there, and nothing is copied",
             "run there": "Both are on the CPU: the sum is computed there, and the GPU has no part in it",
