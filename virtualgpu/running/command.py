@@ -91,9 +91,9 @@ def main(options: argparse.Namespace) -> int:
     if options.scaling:
         session.alone = run_on_one_gpu(options)
     if options.trial is not None:
-        from . import remedy_patches
+        from . import seen
 
-        remedy_patches.begin(*options.trial)
+        seen.begin(*options.trial)
     session.begin()
     if not faulthandler.is_enabled():
         faulthandler.enable()  # if C code dereferences a virtual GPU's address, show at least the script's line

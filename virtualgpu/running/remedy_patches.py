@@ -1,50 +1,26 @@
 """Remedies applied to a script from outside: each changes PyTorch as one line in the script would.
 
-The patches stay until `undo` is closed. `Seen` notes what the script does itself, so that a remedy that it cannot take
-is named with the reason.
+The patches stay until `undo` is closed.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
-import json
-import os
-import statistics
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils import checkpoint
-from torch.utils.data import BatchSampler, DataLoader, dataloader
+from torch.utils.data import BatchSampler, DataLoader
 
 Undo = contextlib.ExitStack
 Around = Callable[[nn.Module], contextlib.AbstractContextManager[None]]
 _SWITCHES = ("gradient_checkpointing_enable", "enable_gradient_checkpointing", "set_grad_checkpointing")
-
-
-def begin(name: str, facts: str) -> None:
-    """Apply a remedy for the rest of this process, and write at its end what was seen to the file `facts`."""
-    undo, process = contextlib.ExitStack(), os.getpid()
-    apply(name, undo)
-    seen = Seen(undo)
-
-    def write() -> None:
-        if os.getpid() == process:
-            Path(facts).write_text(json.dumps(seen.facts()), encoding="utf-8")
-
-    facts = os.path.abspath(facts)  # the script may change the directory
-    atexit.register(write)
 
 
 def apply(name: str, undo: Undo) -> None:
@@ -52,12 +28,12 @@ def apply(name: str, undo: Undo) -> None:
     REMEDIES[name](undo)
 
 
-def _replace(undo: Undo, owner: Any, name: str, value: Any) -> None:
+def put(undo: Undo, owner: Any, name: str, value: Any) -> None:
     undo.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
 
 
-def _around_outermost(undo: Undo, around: Around) -> None:
+def around_outermost(undo: Undo, around: Around) -> None:
     """Enter `around(module)` for each call of a module that no other module makes."""
     own: Any = nn.Module.__call__
     inside = False
@@ -73,10 +49,10 @@ def _around_outermost(undo: Undo, around: Around) -> None:
         finally:
             inside = False
 
-    _replace(undo, nn.Module, "__call__", __call__)
+    put(undo, nn.Module, "__call__", __call__)
 
 
-def _at_construction(undo: Undo, change: Callable[[Optimizer, dict[str, Any]], None]) -> None:
+def at_construction(undo: Undo, change: Callable[[Optimizer, dict[str, Any]], None]) -> None:
     """Call `change(optimizer, defaults)` while an optimizer is made, before it has its parameters."""
     own: Any = Optimizer.__init__
 
@@ -84,7 +60,7 @@ def _at_construction(undo: Undo, change: Callable[[Optimizer, dict[str, Any]], N
         change(self, defaults)
         own(self, params, defaults)
 
-    _replace(undo, Optimizer, "__init__", __init__)
+    put(undo, Optimizer, "__init__", __init__)
 
 
 # -- remedies --------------------------------------------------------------------------------------------------------
@@ -96,7 +72,7 @@ def _fused(undo: Undo) -> None:
             defaults.update(fused=True, foreach=False)
             optimizer._step_supports_amp_scaling = True  # as the optimizers' own constructors do
 
-    _at_construction(undo, change)
+    at_construction(undo, change)
 
 
 def _no_foreach(undo: Undo) -> None:
@@ -104,7 +80,7 @@ def _no_foreach(undo: Undo) -> None:
         if "foreach" in defaults and not defaults.get("fused"):
             defaults["foreach"] = False
 
-    _at_construction(undo, change)
+    at_construction(undo, change)
 
 
 def _tf32(undo: Undo) -> None:
@@ -138,8 +114,8 @@ def _autocast(undo: Undo, dtype: torch.dtype) -> None:
         leave()
         return own(*args, **kwargs)
 
-    _around_outermost(undo, around)
-    _replace(undo, torch.autograd, "backward", backward)
+    around_outermost(undo, around)
+    put(undo, torch.autograd, "backward", backward)
     undo.callback(register_optimizer_step_pre_hook(leave).remove)
     undo.callback(leave)
 
@@ -153,7 +129,7 @@ def _half_batch(undo: Undo) -> None:
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         own_init(self, *args, **kwargs)
-        sampler = _batch_sampler(self.batch_sampler)
+        sampler = batch_sampler_of(self.batch_sampler)
         if sampler is not None and sampler not in halved and sampler.batch_size > 1:
             sampler.batch_size //= 2
             halved.add(sampler)
@@ -184,7 +160,7 @@ def _half_batch(undo: Undo) -> None:
         made_class: Any = type(self)
         if made_class not in classes:
             classes.add(made_class)
-            _replace(undo, made_class, "step", second(made_class.step))
+            put(undo, made_class, "step", second(made_class.step))
 
     own_clear: Any = Optimizer.zero_grad
     own_clear_all: Any = nn.Module.zero_grad
@@ -197,13 +173,13 @@ def _half_batch(undo: Undo) -> None:
         if not waiting:
             own_clear_all(self, *args, **kwargs)
 
-    _replace(undo, DataLoader, "__init__", __init__)
-    _replace(undo, Optimizer, "__init__", made)
-    _replace(undo, Optimizer, "zero_grad", clear)
-    _replace(undo, nn.Module, "zero_grad", clear_all)
+    put(undo, DataLoader, "__init__", __init__)
+    put(undo, Optimizer, "__init__", made)
+    put(undo, Optimizer, "zero_grad", clear)
+    put(undo, nn.Module, "zero_grad", clear_all)
 
 
-def _batch_sampler(sampler: Any) -> BatchSampler | None:
+def batch_sampler_of(sampler: Any) -> BatchSampler | None:
     """Return what makes the batches' indices, below accelerate's wrappers; None for a kind that cannot be halved."""
     while hasattr(sampler, "batch_sampler"):
         sampler = sampler.batch_sampler
@@ -218,7 +194,7 @@ def _checkpointing(undo: Undo) -> None:
     def around(module: nn.Module) -> Iterator[None]:
         if torch.is_grad_enabled() and module not in known:
             known.add(module)
-            switched = _switch(module)
+            switched = find_switch(module)
             if switched is not None:
                 model, name = switched
                 how = {"gradient_checkpointing_kwargs": {"use_reentrant": False}} if name == _SWITCHES[0] else {}
@@ -228,7 +204,7 @@ def _checkpointing(undo: Undo) -> None:
                     block.forward = _checkpointed(block)
         yield
 
-    _around_outermost(undo, around)
+    around_outermost(undo, around)
 
 
 def _checkpointed(block: nn.Module) -> Callable[..., Any]:
@@ -244,7 +220,7 @@ def _checkpointed(block: nn.Module) -> Callable[..., Any]:
     return call
 
 
-def _switch(module: nn.Module) -> tuple[nn.Module, str] | None:
+def find_switch(module: nn.Module) -> tuple[nn.Module, str] | None:
     """Return the first model within `module` that has a method for checkpointing, and the method's name."""
     for model in module.modules():
         for name in _SWITCHES:
@@ -281,105 +257,3 @@ REMEDIES: dict[str, Callable[[Undo], None]] = {
     "micro-batch": _half_batch,
     "checkpointing": _checkpointing,
 }
-
-
-# -- what the script does ----------------------------------------------------------------------------------------------
-
-
-class Seen:
-    """Watches, until `undo` is closed, what decides whether the script can take a remedy."""
-
-    def __init__(self, undo: Undo) -> None:
-        self.optimizers: list[tuple[str, dict[str, Any]]] = []  # classes, and their defaults for fused and foreach
-        self.autocast = self.checkpoints = self.inside = False
-        self.blocks: dict[str, None] = {}
-        self.batch = self.samples = 0  # the largest batch of a DataLoader in training, and samples until now
-        self.sampler = ""  # what makes batches that cannot be halved
-        self._marks: list[int] = []  # samples at each step of the first optimizer
-        self._first: weakref.ref[Any] | None = None
-        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        _at_construction(undo, self._made)
-        _around_outermost(undo, self._around)
-        undo.callback(register_optimizer_step_post_hook(self._stepped).remove)
-        iterators: Any = dataloader._BaseDataLoaderIter
-        _replace(undo, iterators, "__next__", self._counting(iterators.__next__))
-        _replace(undo, checkpoint, "checkpoint", self._noting(checkpoint.checkpoint))
-        own_enter: Any = torch.autocast.__enter__
-
-        def __enter__(context: Any) -> Any:
-            self.autocast |= bool(context._enabled and context.device == "cuda")
-            return own_enter(context)
-
-        _replace(undo, torch.autocast, "__enter__", __enter__)
-
-    def facts(self) -> dict[str, Any]:
-        """Return what was seen, for JSON."""
-        steps = [b - a for a, b in zip([0, *self._marks], self._marks, strict=False)]
-        samples = statistics.median(steps[1:] or steps) if steps else 0
-        return {
-            "optimizers": self.optimizers,
-            "autocast": self.autocast,
-            "checkpoints": self.checkpoints,
-            "blocks": list(self.blocks),
-            "batch": self.batch,
-            "sampler": self.sampler,
-            "samples": samples,
-        }
-
-    def _made(self, optimizer: Any, defaults: dict[str, Any]) -> None:
-        self.optimizers.append(
-            (type(optimizer).__name__, {name: defaults[name] for name in ("fused", "foreach") if name in defaults})
-        )
-
-    @contextlib.contextmanager
-    def _around(self, module: nn.Module) -> Iterator[None]:
-        if torch.is_grad_enabled() and module not in self._modules:
-            self._modules.add(module)
-            switch, blocks = _switch(module), equal_blocks(module)
-            if switch is not None:
-                self.blocks[f"{type(switch[0]).__name__}.{switch[1]}()"] = None
-            elif blocks:
-                self.blocks[f"{len(blocks)} x {type(blocks[0]).__name__}"] = None
-        yield
-
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._first is None:
-            self._first = weakref.ref(optimizer)
-        if self._first() is optimizer:
-            self._marks.append(self.samples)
-
-    def _noting(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(own)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.checkpoints = True
-            return own(*args, **kwargs)
-
-        return call
-
-    def _counting(self, own: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def __next__(iterator: Any) -> Any:
-            if self.inside:  # a loader within a data set
-                return own(iterator)
-            self.inside = True
-            try:
-                batch = own(iterator)
-            finally:
-                self.inside = False
-            number = _samples(batch)
-            self.samples += number
-            if torch.is_grad_enabled() and number > self.batch:
-                self.batch = number
-                known = _batch_sampler(iterator._index_sampler) is not None
-                self.sampler = "" if known else type(iterator._index_sampler).__name__
-            return batch
-
-        return __next__
-
-
-def _samples(batch: Any) -> int:
-    """Return the number of samples in a batch, the first tensor's first dimension; 0 where there is none."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 0
-    values = getattr(batch, "values", None)
-    parts = values() if callable(values) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((number for part in parts if (number := _samples(part))), 0)

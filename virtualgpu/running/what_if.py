@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,67 +23,11 @@ from ..choice import choose
 from ..gpus.specs import SPECS
 from ..units import duration, mib
 from . import target, what_if_text
-from .command import again, check_json
-from .remedies import AS_IT_IS, NAMES, SETTINGS, Remedy, remedies
+from .command import check_json
+from .remedies import AS_IT_IS, NAMES, Remedy, remedies
+from .trial import Ended, Trial, read, run
 
-_GRACE = 10  # seconds for a trial to end after SIGTERM
 _SAME, _SAME_HERE = 0.01, 0.05  # changes that count as none; the second where this machine's time is in the step
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What this command needs of a report: bytes and seconds.
-
-    `needed` is the driver's peak, of a run that was out of memory what it would have needed. `steps` are the first
-    optimizer's, `seconds` their median; `whole` is the run's time. `asked` is the request that failed, `step` that in
-    which it did; `enough` is the smallest GPU for it.
-    """
-
-    gpu: str
-    ranks: int
-    ending: Mapping[str, Any]
-    measured: bool
-    allocated: int
-    needed: int
-    total: int
-    steps: int
-    seconds: float | None
-    whole: float | None
-    exchanges: bool
-    asked: int | None = None
-    enough: str | None = None
-
-    @property
-    def out_of_memory(self) -> bool:
-        return self.asked is not None and self.ending["kind"] == "error"
-
-
-def read(report: Mapping[str, Any]) -> Trial:
-    """Read the JSON of a run's report: the only place that knows its layout."""
-    gpu = max(report["gpus"], key=lambda each: each["memory"]["peak_allocated"])
-    memory, short = gpu["memory"], gpu["shortage"]
-    allocated, needed, enough = memory["peak_allocated"], memory["peak_used"] or 0, None
-    if short is not None:
-        tried = short["tried"]
-        needed = max(needed, memory["total"] - short["free"] + short["requested"])
-        if tried is not None and tried["until"]:
-            allocated, needed, enough = tried["allocated"], tried["used"], tried["gpu"]
-    steps: dict[str, Any] = next(iter(report["steps"]), {})
-    return Trial(
-        gpu=report["gpu"],
-        ranks=report["world_size"],
-        ending=report["ending"],
-        measured=report["numbers"] == "measured",
-        allocated=allocated,
-        needed=needed,
-        total=memory["total"],
-        steps=steps.get("count", 0),
-        seconds=steps.get("median"),
-        whole=(gpu["time"] or {}).get("elapsed"),
-        exchanges=bool(steps.get("between")),
-        asked=None if short is None else short["requested"],
-        enough=enough,
-    )
 
 
 @dataclass(frozen=True)
@@ -117,10 +60,14 @@ def main(options: argparse.Namespace) -> int:
                 trials.go_on(chosen)
         except KeyboardInterrupt as signalled:
             code = target.INTERRUPTED if not signalled.args else signalled.args[0]
-            print("gpulab run --what-if: interrupted", file=sys.stderr)
+            _say("interrupted")
     if trials.rows:
         trials.show()
     return code
+
+
+def _say(what: str) -> None:
+    print(f"gpulab run --what-if: {what}", file=sys.stderr, flush=True)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -181,11 +128,12 @@ class _Trials:
     def begin(self) -> int:
         """Run the script as it is; return its exit code. There is a row if remedies can be tried on it."""
         began = time.monotonic()
-        report, self.facts, why = self._run(AS_IT_IS)
-        if report is None:
-            print(why, file=sys.stderr)
-            return 2 if why.startswith("gpulab run: ") else 1
-        self.base, self.report = read(report), report
+        _say(AS_IT_IS.label)
+        ended = run(self.options, AS_IT_IS, self.folder)
+        if ended.report is None:
+            print(ended.words, file=sys.stderr)
+            return ended.code
+        self.base, self.report, self.facts, why = read(ended.report), ended.report, ended.facts, ""
         if self.base.ending["kind"] not in ("finished", "exit") and not self.base.out_of_memory:
             why = f"the script fails as it is, so nothing was tried: {self.base.ending['why']}"
         elif self.base.measured:
@@ -193,15 +141,14 @@ class _Trials:
         elif not self.base.allocated and self.base.asked is None:
             why = "the script puts nothing on the GPU, so nothing was tried"
         if why:
-            print(f"gpulab run --what-if: {why}.", file=sys.stderr)
-            return int(self.base.ending["code"])
+            _say(f"{why}.")
+            return ended.code
         self.trains = bool(self.base.steps or (self.base.out_of_memory and self.facts["optimizers"]))
         if not self.trains or not self.facts["batch"]:
             self.unit = "1,000 steps" if self.trains else "1,000 runs"
         self.rows.append(self._row(AS_IT_IS, self.base, self.facts))
-        took = duration(time.monotonic() - began)
-        print(f"  {took} on this machine (measured); each remedy takes about as long", file=sys.stderr)
-        return int(self.base.ending["code"])
+        _say(f"that took {duration(time.monotonic() - began)} here (measured), and so will each remedy")
+        return ended.code
 
     def go_on(self, chosen: tuple[str, ...]) -> None:
         """Try the remedies."""
@@ -209,36 +156,41 @@ class _Trials:
         found = remedies(vars(self.options), self.base.gpu, self.facts, self.base.enough, early=early)
         found = [remedy for remedy in found if remedy.name in chosen]
         self.left_out = {each.label: each.why_not or "interrupted" for each in found}
-        for remedy in found:
-            if remedy.why_not:
-                continue
+        found = [remedy for remedy in found if not remedy.why_not]
+        for at, remedy in enumerate(found, 1):
+            _say(f"{at} of {len(found)}, {remedy.label}")
+            ended = run(self.options, remedy, self.folder)
             del self.left_out[remedy.label]
-            try:
-                report, facts, why = self._run(remedy)
-            except KeyboardInterrupt:
-                self.left_out[remedy.label] = "interrupted"
-                raise
-            trial = None if report is None else read(report)
-            if trial is None:
-                self.rows.append(Row(remedy.label, None, why=why))
-            elif self._fails(trial):
-                self.rows.append(
-                    Row(remedy.label, None, why=trial.ending["why"] or f"exit code {trial.ending['code']}")
-                )
-            elif remedy.name == "micro-batch" and facts["batch"] >= self.facts["batch"]:
-                self.left_out[remedy.label] = "tried, and the batches stay as large"
-            elif remedy.options.get("gpu", trial.gpu) != trial.gpu:
-                self.left_out[remedy.label] = f"tried, and the script puts a {trial.gpu} of its own in place"
-            elif remedy.name == "ranks" and not trial.exchanges:
-                self.left_out[remedy.label] = "tried, and the script exchanges nothing between ranks"
-            else:
-                self.rows.append(self._row(remedy, trial, facts))
+            self._add(remedy, ended)
+
+    def _add(self, remedy: Remedy, ended: Ended) -> None:
+        """Add a row for a trial, or the reason why it does not count."""
+        if ended.report is None:
+            self.rows.append(Row(remedy.label, None, why=ended.words))
+            return
+        trial, why = read(ended.report), ""
+        if remedy.name == "micro-batch" and ended.facts["batch"] >= self.facts["batch"]:
+            why = "the batches stay as large"
+        elif remedy.options.get("gpu", trial.gpu) != trial.gpu:
+            why = f"the script puts a {trial.gpu} of its own in place"
+        elif remedy.name == "ranks" and not trial.exchanges:
+            why = "the script exchanges nothing between ranks"
+        if ended.code not in (0, self.base.ending["code"]) and trial.asked is None:
+            self.rows.append(Row(remedy.label, None, why=trial.ending["why"] or f"exit code {ended.code}"))
+        elif why:
+            self.left_out[remedy.label] = f"tried, and {why}"
+        else:
+            self.rows.append(self._row(remedy, trial, ended.facts))
 
     def show(self) -> None:
         """Print the table, and write it where --json says."""
         shapes = ", shapes only" if self.report["shapes_only"] else ""
-        title = f"gpulab run --what-if: {self.report['name']} on a virtual {self.base.gpu}{shapes}"
-        text = what_if_text.as_text(title, self.rows, self.left_out, self.unit, bool(self.prices), self._same())
+        ranks = f", rank 0 of {self.base.ranks}" if self.base.ranks > 1 else ""
+        title = f"gpulab run --what-if: {self.report['name']} on a virtual {self.base.gpu}{ranks}{shapes}"
+        once = self.trains and self.base.steps == 1
+        text = what_if_text.as_text(
+            title, self.rows, self.left_out, self.unit, priced=bool(self.prices), once=once, same=self._same()
+        )
         to = self.options.json
         if to is not None:
             table = {"unit": self.unit, "rows": [asdict(row) for row in self.rows], "not_tried": self.left_out}
@@ -251,9 +203,6 @@ class _Trials:
 
     def _same(self) -> float:
         return _SAME if self.options.repeatable else _SAME_HERE
-
-    def _fails(self, trial: Trial) -> bool:
-        return trial.ending["code"] != self.base.ending["code"] and trial.ending["code"] != 0 and trial.asked is None
 
     def _row(self, remedy: Remedy, trial: Trial, facts: Mapping[str, Any]) -> Row:
         seconds = trial.seconds if self.trains else trial.whole
@@ -277,42 +226,3 @@ class _Trials:
     def _alike(self, trial: Trial) -> bool:
         pairs = [(getattr(of, name) or 0 for of in (trial, self.base)) for name in ("allocated", "needed", "seconds")]
         return all(abs(a - b) <= self._same() * b for a, b in pairs)
-
-    def _run(self, remedy: Remedy) -> tuple[dict[str, Any] | None, dict[str, Any], str]:
-        """Run the script with a remedy; return its report and what it did, or None and its last words."""
-        print(f"gpulab run --what-if: {remedy.label} …", file=sys.stderr)
-        report, facts, said = (self.folder / name for name in ("report.json", "facts.json", "stderr"))
-        for file in (report, facts):
-            file.unlink(missing_ok=True)
-        environment = dict(os.environ)
-        if remedy.settings:
-            environment.pop(SETTINGS[1], None)
-            environment[SETTINGS[0]] = remedy.settings
-        command = again(self.options, report, trial=(remedy.patch, str(facts)), **remedy.options)
-        with said.open("wb") as stream:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream, env=environment,
-                start_new_session=os.name == "posix",
-            )  # fmt: skip
-            try:
-                process.wait()
-            finally:
-                _end(process)
-        if report.exists() and facts.exists():
-            return json.loads(report.read_text(encoding="utf-8")), json.loads(facts.read_text(encoding="utf-8")), ""
-        words = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return None, {}, words[-1] if words else f"it ended with exit code {process.returncode}, without a word"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a trial that still runs, with the processes that it has started."""
-    if process.poll() is not None:
-        return
-    for number in ("SIGTERM", "SIGKILL"):
-        if os.name == "posix":
-            os.killpg(process.pid, getattr(signal, number))
-        else:
-            process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
-            return

@@ -15,8 +15,11 @@ WIDTH = 80
 _LABEL, _BYTES, _TIME, _COST = 24, 12, 10, 13
 
 
-def as_text(title: str, rows: Sequence[Row], left_out: Mapping[str, str], unit: str, priced: bool, same: float) -> str:
-    """Return the table. `unit` is what the cost is for; `same` the part of a change that counts as none."""
+def as_text(
+    title: str, rows: Sequence[Row], left_out: Mapping[str, str], unit: str, *, priced: bool, once: bool, same: float
+) -> str:
+    """Return the table. `unit` is what the cost is for, money if `priced`; `once` tells that the script takes a single
+    step; `same` is the part of a change that counts as none."""
     per = "run" if unit == "1,000 runs" else "step"
     cost = "cost of" if priced else "GPU h for"
     lines = [
@@ -27,7 +30,7 @@ def as_text(title: str, rows: Sequence[Row], left_out: Mapping[str, str], unit: 
     ]
     for row in rows:
         lines += _row(row)
-    lines += ["", *_wrapped(_reading(unit, priced, same))]
+    lines += ["", *_wrapped(_reading(unit, priced, once, same))]
     if left_out:
         lines += ["", "Not tried:"]
         for label, why in left_out.items():
@@ -49,7 +52,7 @@ def _row(row: Row) -> list[str]:
         return [label + "  the script fails", *_wrapped(row.why, "    ")]
     step = "–" if row.seconds is None else duration(row.seconds)
     cost = "–" if row.cost is None else _figures(row.cost)
-    full = f"yes, {found.needed / found.total:.0%}" if row.fits else "no"
+    full = f"yes, {found.needed / found.total:.0%}" if row.fits else f"no, {found.needed / found.total:.0%}"
     numbers = f"{mib(found.allocated):>{_BYTES}}{mib(found.needed):>{_BYTES}}{step:>{_TIME}}{cost:>{_COST}}"
     return [f"{label}{numbers}  {full}", *(_wrapped(row.why, "    ") if row.why else [])]
 
@@ -60,10 +63,12 @@ def _figures(value: float) -> str:
     return f"{shown:,.0f}" if shown >= 100 else f"{shown:#.3g}"
 
 
-def _reading(unit: str, priced: bool, same: float) -> str:
+def _reading(unit: str, priced: bool, once: bool, same: float) -> str:
     text = "All of it is virtual, the bytes at the peak. Needed: what PyTorch reserves, and the context."
     if unit != "1M samples":
         text += f" No DataLoader says how many samples a step has, so the cost is for {unit}."
+    if once:
+        text += " One step has no time; let the script take two or more."
     if priced:
         text += " The prices are those of --price."
     return f"{text} No change: below {same:.0%}."
