@@ -224,5 +224,6 @@ class _Trials:
         return Row(remedy.label, trial, seconds, cost, fits, same, why, remedy.note)
 
     def _alike(self, trial: Trial) -> bool:
-        pairs = [(getattr(of, name) or 0 for of in (trial, self.base)) for name in ("allocated", "needed", "seconds")]
-        return all(abs(a - b) <= self._same() * b for a, b in pairs)
+        names = "allocated", "needed", "seconds"
+        pairs = [(getattr(trial, name) or 0, getattr(self.base, name) or 0) for name in names]
+        return all(abs(now - before) <= self._same() * before for now, before in pairs)
