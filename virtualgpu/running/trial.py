@@ -25,13 +25,16 @@ class Trial:
 
     `needed` is the driver's peak, of a run that was out of memory what it would have needed. `steps` are the first
     optimizer's, `seconds` their median; `whole` is the run's time. `asked` is the request that failed, `step` that in
-    which it did; `enough` is the smallest GPU for it.
+    which it did; `enough` is the smallest GPU for it. Of `gpus` that the process uses, the fullest is the one shown.
     """
 
+    name: str
     gpu: str
+    gpus: int
     ranks: int
     ending: Mapping[str, Any]
     measured: bool
+    shapes_only: bool
     allocated: int
     needed: int
     total: int
@@ -59,10 +62,13 @@ def read(report: Mapping[str, Any]) -> Trial:
             allocated, needed, enough = tried["allocated"], tried["used"], tried["gpu"]
     steps: dict[str, Any] = next(iter(report["steps"]), {})
     return Trial(
+        name=report["name"],
         gpu=report["gpu"],
+        gpus=sum(bool(each["memory"]["peak_allocated"]) for each in report["gpus"]),
         ranks=report["world_size"],
         ending=report["ending"],
         measured=report["numbers"] == "measured",
+        shapes_only=report["shapes_only"],
         allocated=allocated,
         needed=needed,
         total=memory["total"],

@@ -184,9 +184,9 @@ class _Trials:
 
     def show(self) -> None:
         """Print the table, and write it where --json says."""
-        shapes = ", shapes only" if self.report["shapes_only"] else ""
+        shapes = ", shapes only" if self.base.shapes_only else ""
         ranks = f", rank 0 of {self.base.ranks}" if self.base.ranks > 1 else ""
-        title = f"gpulab run --what-if: {self.report['name']} on a virtual {self.base.gpu}{ranks}{shapes}"
+        title = f"gpulab run --what-if: {self.base.name} on a virtual {self.base.gpu}{ranks}{shapes}"
         once = self.trains and self.base.steps == 1
         text = what_if_text.as_text(
             title, self.rows, self.left_out, self.unit, priced=bool(self.prices), once=once, same=self._same()
@@ -212,13 +212,15 @@ class _Trials:
         if self.unit == "1M samples":
             number = 1e6 / facts["samples"] if facts["samples"] else None
         if seconds is not None and number is not None and price is not None:
-            cost = seconds / 3600 * number * price
+            cost = seconds / 3600 * trial.gpus * number * price
         fits, why = trial.asked is None, ""
         if trial.asked is not None:
             on = "" if trial.out_of_memory else ", and goes on"
             why = f"out of memory in step {trial.steps + 1}, which asks for {mib(trial.asked)}{on}"
         elif remedy.name not in ("micro-batch", "ranks") and trial.steps != self.base.steps and self.base.asked is None:
             why = f"{trial.steps} steps, not {self.base.steps}: the script did not do the same"
+        elif trial.seconds is None and self.base.seconds is not None:
+            why = f"too few steps for a time: {trial.steps}"
         compared = remedy is not AS_IT_IS and remedy.name not in ("gpu", "ranks") and not why
         same = compared and fits == (self.base.asked is None) and self._alike(trial)
         return Row(remedy.label, trial, seconds, cost, fits, same, why, remedy.note)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .what_if import Row
 
 WIDTH = 80
-_LABEL, _BYTES, _TIME, _COST = 24, 12, 10, 13
+_LABEL, _BYTES, _TIME, _COST = 23, 12, 10, 12
 
 
 def as_text(
