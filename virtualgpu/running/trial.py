@@ -24,8 +24,8 @@ class Trial:
     """What this command needs of a report: bytes and seconds.
 
     `needed` is the driver's peak, of a run that was out of memory what it would have needed. `steps` are the first
-    optimizer's, `seconds` their median; `whole` is the run's time. `asked` is the request that failed, `step` that in
-    which it did; `enough` is the smallest GPU for it. Of `gpus` that the process uses, the fullest is the one shown.
+    optimizer's, `seconds` their median; `whole` is the run's time. `asked` is the last request that failed, `enough`
+    the smallest GPU for it. Of the `gpus` that the process uses, the fullest is the one shown.
     """
 
     name: str
@@ -47,7 +47,8 @@ class Trial:
 
     @property
     def out_of_memory(self) -> bool:
-        return self.asked is not None and self.ending["kind"] == "error"
+        """True if that ended the script."""
+        return self.ending["kind"] == "error" and self.ending["why"].startswith("OutOfMemoryError")
 
 
 def read(report: Mapping[str, Any]) -> Trial:

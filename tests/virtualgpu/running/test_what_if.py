@@ -117,9 +117,9 @@ def test_there_are_more_ranks_than_before(given, number):
 
 def trial(**changed):
     known = {
-        "name": "train.py", "gpu": "T4", "gpus": 1, "ranks": 1, "shapes_only": True, "ending": {"kind": "finished", "code": 0, "why": ""}, "measured": False,
-        "allocated": 4 * GIB, "needed": 5 * GIB, "total": 16 * GIB, "steps": 10, "seconds": 0.36, "whole": 4.0,
-        "exchanges": False,
+        "name": "train.py", "gpu": "T4", "gpus": 1, "ranks": 1, "shapes_only": True, "measured": False,
+        "ending": {"kind": "finished", "code": 0, "why": ""}, "allocated": 4 * GIB, "needed": 5 * GIB,
+        "total": 16 * GIB, "steps": 10, "seconds": 0.36, "whole": 4.0, "exchanges": False,
     }  # fmt: skip
     return Trial(**{**known, **changed})
 
@@ -135,8 +135,8 @@ def table(monkeypatch, capsys, tmp_path):
     def of(base, *options, facts=FACTS, **trials):
         def run(_, remedy, folder):
             found = base if remedy.label == "as it is" else trials[remedy.name]
-            if isinstance(found, BaseException):
-                raise found
+            if isinstance(found, signal.Signals):
+                signal.raise_signal(found)
             if isinstance(found, str):
                 return Ended(139, None, {}, found)
             batch = 32 if remedy.name == "micro-batch" else facts["batch"]
@@ -280,6 +280,7 @@ def test_a_trial_of_other_steps_is_no_comparison(table):
     [
         ({"ending": FAILED}, "the script fails as it is, so nothing was tried: ValueError: no."),
         ({"allocated": 0}, "the script puts nothing on the GPU, so nothing was tried."),
+        ({"ending": FAILED, "asked": GIB}, "the script fails as it is, so nothing was tried: ValueError: no."),
         ({"measured": True}, "the script ran on a real GPU"),
     ],
 )
@@ -290,9 +291,10 @@ def test_without_a_run_to_compare_with_there_is_no_table(table, ending, words):
     assert words in table.said[-1]
 
 
-def test_interrupted_it_shows_what_is_known(table):
-    code, out, written = table(trial(), expandable=trial(needed=GIB), fused=KeyboardInterrupt(), autocast=trial())
-    assert code == 130
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_it_shows_what_is_known(table, number, expected):
+    code, out, written = table(trial(), expandable=trial(needed=GIB), fused=number, autocast=trial())
+    assert code == expected
     assert line(out, "expandable_segments")[2] == "1,024 MiB"
     assert "fused=True: interrupted" in out
     assert "autocast in fp16: interrupted" in out
@@ -332,25 +334,17 @@ def rows_of(file):
 
 @pytest.mark.slow
 def test_each_remedy_is_tried_in_a_process_of_its_own(tmp_path):
-    file, names = tmp_path / "table.json", "micro-batch,checkpointing,autocast,ranks,gpu"
+    file, names = tmp_path / "table.json", "micro-batch,checkpointing,ranks"
     common = "--shapes-only", "--repeatable", "--gpu", "L4"
     done = start("--what-if", "--remedies", names, *common, "--json", file, DEEP)
     assert done.returncode == 0, done.stderr
     assert "\n0\n" not in done.stdout  # what the script prints is dropped
     rows = rows_of(file)
     base = rows.pop("as it is")
-    assert set(rows) == {
-        "half batch, accumulated",
-        "checkpointing",
-        "autocast in bf16",
-        "on a T4",
-        "on a V100-32",
-        "8 ranks",
-    }
-    for label in ("half batch, accumulated", "checkpointing", "autocast in bf16"):
+    assert set(rows) == {"half batch, accumulated", "checkpointing", "8 ranks"}
+    for label in ("half batch, accumulated", "checkpointing"):
         assert rows[label]["trial"]["allocated"] < 0.8 * base["trial"]["allocated"], label
-    assert rows["checkpointing"]["seconds"] > base["seconds"] > rows["autocast in bf16"]["seconds"]
-    assert rows["on a T4"]["trial"]["gpu"] == "T4"
+    assert rows["checkpointing"]["seconds"] > base["seconds"]
     assert rows["8 ranks"]["trial"]["ranks"] == 8
     for row in (base, *rows.values()):
         assert row["cost"] == pytest.approx(1e6 / 4096 * row["seconds"] / 3600), row["label"]
@@ -384,8 +378,7 @@ def test_out_of_memory_is_told_of_the_real_thing():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_trial_that_runs_and_the_table_is_there(tmp_path, number, code):
+def test_ctrl_c_ends_the_trial_that_runs_and_the_table_is_there(tmp_path):
     script, mark = tmp_path / "slow.py", tmp_path / "pid"
     script.write_text(
         textwrap.dedent(f"""
@@ -409,10 +402,10 @@ def test_a_signal_ends_the_trial_that_runs_and_the_table_is_there(tmp_path, numb
         while not (mark.exists() and mark.read_text()):
             assert process.poll() is None
             time.sleep(0.05)
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         out, _ = process.communicate()
-    assert process.returncode == code
-    assert re.search(r"^as it is +[\d,]+ bytes", out, re.M)
+    assert process.returncode == 130
+    assert re.search(r"^as it is +[\d.,]+ MiB", out, re.M)
     assert "fused=True: interrupted" in out
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)

@@ -1,6 +1,5 @@
-"""A deep network of equal blocks, trained on batches of a DataLoader; `--batch N`, and with `ddp` on several ranks."""
+"""A deep network of equal blocks, trained on batches of a DataLoader; under torchrun by DistributedDataParallel."""
 
-import argparse
 import os
 
 import torch
@@ -17,19 +16,13 @@ class Block(nn.Module):
         return x + self.layers(x)
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--batch", type=int, default=4096)
-parser.add_argument("--fail", action="store_true", help="where the model gets half a batch")
-options = parser.parse_args()
 model = nn.Sequential(*(Block(512) for _ in range(8)), nn.Linear(512, 10)).cuda()
 if "RANK" in os.environ:
     torch.distributed.init_process_group("nccl")
     model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters())
-data = TensorDataset(torch.randn(4 * options.batch, 512), torch.arange(4 * options.batch) % 10)
-for at, (x, y) in enumerate(DataLoader(data, options.batch, pin_memory=True)):
-    if options.fail and len(x) < options.batch:
-        raise ValueError(f"a batch of {len(x)}")
+data = TensorDataset(torch.randn(16384, 512), torch.arange(16384) % 10)
+for at, (x, y) in enumerate(DataLoader(data, 4096, pin_memory=True)):
     loss = nn.functional.cross_entropy(model(x.cuda(non_blocking=True)), y.cuda(non_blocking=True))
     optimizer.zero_grad()
     loss.backward()
