@@ -139,7 +139,7 @@ class _Trials:
         elif self.base.measured:
             why = "the script ran on a real GPU, and remedies are tried on virtual ones"
         elif not self.base.allocated and self.base.asked is None:
-            why = "the script puts nothing on the GPU, so nothing was tried"
+            why = f"the script puts nothing on the GPU, so nothing was tried; it ends with exit code {ended.code}"
         if why:
             _say(f"{why}.")
             return ended.code
@@ -175,7 +175,7 @@ class _Trials:
             why = f"the script puts a {trial.gpu} of its own in place"
         elif remedy.name == "ranks" and not trial.exchanges:
             why = "the script exchanges nothing between ranks"
-        if ended.code not in (0, self.base.ending["code"]) and trial.asked is None:
+        if ended.code not in (0, self.base.ending["code"]) and not trial.out_of_memory:
             self.rows.append(Row(remedy.label, None, why=trial.ending["why"] or f"exit code {ended.code}"))
         elif why:
             self.left_out[remedy.label] = f"tried, and {why}"
@@ -222,10 +222,10 @@ class _Trials:
         elif trial.seconds is None and self.base.seconds is not None:
             why = f"too few steps for a time: {trial.steps}"
         compared = remedy is not AS_IT_IS and remedy.name not in ("gpu", "ranks") and not why
-        same = compared and fits == (self.base.asked is None) and self._alike(trial)
+        same = compared and fits == (self.base.asked is None) and self._alike(trial, seconds)
         return Row(remedy.label, trial, seconds, cost, fits, same, why, remedy.note)
 
-    def _alike(self, trial: Trial) -> bool:
-        names = "allocated", "needed", "seconds"
-        pairs = [(getattr(trial, name) or 0, getattr(self.base, name) or 0) for name in names]
-        return all(abs(now - before) <= self._same() * before for now, before in pairs)
+    def _alike(self, trial: Trial, seconds: float | None) -> bool:
+        now = trial.allocated, trial.needed, seconds or 0
+        before = self.base.allocated, self.base.needed, self.rows[0].seconds or 0
+        return all(abs(a - b) <= self._same() * b for a, b in zip(now, before, strict=True))

@@ -230,8 +230,11 @@ def test_without_a_loader_the_cost_is_for_steps_and_says_so(table):
 
 def test_without_steps_the_time_is_the_run_s(table):
     facts = {**FACTS, "optimizers": []}
-    _, out, _ = table(trial(steps=0, seconds=None), facts=facts, fused=trial(), tf32=trial())
+    runs = [trial(steps=0, seconds=None, whole=whole, gpu="L4") for whole in (4.0, 4.01, 3.0)]
+    _, out, _ = table(runs[0], facts=facts, fused=trial(), tf32=runs[1], autocast=runs[2])
     assert line(out, "as it is")[3:5] == ["4.00 s", "1.11"]
+    assert line(out, "TF32")[1] == "no change"
+    assert line(out, "autocast in bf16")[3] == "3.00 s"
     assert "1,000 runs" in out
     assert "fused=True: the script makes no optimizer" in out
 
@@ -263,6 +266,11 @@ def test_a_trial_that_fails_has_its_error_and_the_others_go_on(table):
     assert "the script fails\n    Segmentation fault" in out
 
 
+def test_a_trial_that_goes_on_after_it_and_then_fails_has_failed(table):
+    _, out, _ = table(trial(), fused=trial(ending=FAILED, asked=GIB))
+    assert "the script fails\n    ValueError: no" in out
+
+
 def test_a_trial_of_too_few_steps_has_no_time(table):
     micro = {"micro-batch": trial(steps=1, seconds=None)}
     _, out, _ = table(trial(), **micro)
@@ -279,7 +287,7 @@ def test_a_trial_of_other_steps_is_no_comparison(table):
     ("ending", "words"),
     [
         ({"ending": FAILED}, "the script fails as it is, so nothing was tried: ValueError: no."),
-        ({"allocated": 0}, "the script puts nothing on the GPU, so nothing was tried."),
+        ({"allocated": 0}, "the script puts nothing on the GPU, so nothing was tried; it ends with exit code 0."),
         ({"ending": FAILED, "asked": GIB}, "the script fails as it is, so nothing was tried: ValueError: no."),
         ({"measured": True}, "the script ran on a real GPU"),
     ],
