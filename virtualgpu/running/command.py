@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--what-if", action="store_true", help="run it again with each of some remedies, and compare")
     parser.add_argument("--remedies", metavar="NAMES", help=f"of --what-if only these: {','.join(REMEDIES)}")
     parser.add_argument(
-        "--price", metavar="GPU=HOUR", action="append", default=[], help="of --what-if: money, as in T4=0.35,L4=0.71"
+        "--price", metavar="GPU=HOUR", action="append", default=[], help="of --what-if: money, as in T4=1,L4=2"
     )
     parser.add_argument("--trial", nargs=2, help=argparse.SUPPRESS)  # what --what-if runs: a patch, a file for Seen
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")

@@ -88,7 +88,7 @@ def _prices(given: list[str]) -> dict[str, float]:
     for text in ",".join(given).split(",") if given else ():
         name, _, amount = text.partition("=")
         if name.upper() not in SPECS or not amount.replace(".", "", 1).isdecimal():
-            raise ValueError(f"--price has {text!r}; it must be a GPU and what an hour of it costs, as in T4=0.35")
+            raise ValueError(f"--price has {text!r}; it must be a GPU and what an hour of it costs, as in T4=1")
         prices[name.upper()] = float(amount)
     return prices
 
@@ -221,8 +221,8 @@ class _Trials:
             why = f"{trial.steps} steps, not {self.base.steps}: the script did not do the same"
         elif trial.seconds is None and self.base.seconds is not None:
             why = f"too few steps for a time: {trial.steps}"
-        compared = remedy is not AS_IT_IS and remedy.name not in ("gpu", "ranks") and not why
-        same = compared and fits == (self.base.asked is None) and self._alike(trial, seconds)
+        compared = remedy is not AS_IT_IS and remedy.name not in ("gpu", "ranks") and why == self.rows[0].why
+        same = compared and self._alike(trial, seconds)
         return Row(remedy.label, trial, seconds, cost, fits, same, why, remedy.note)
 
     def _alike(self, trial: Trial, seconds: float | None) -> bool:

@@ -32,7 +32,7 @@ def as_text(
         lines += _row(row)
     lines += ["", *_wrapped(_reading(unit, priced, once, same))]
     if left_out:
-        lines += ["", "Not tried:"]
+        lines += ["", "Not in the table:"]
         for label, why in left_out.items():
             lines += _wrapped(f"{label}: {why}", "  ")
     notes = [row.note for row in rows if row.note and not row.same]

@@ -252,6 +252,9 @@ def test_out_of_memory_has_its_step_its_request_and_what_it_needs(table):
     assert "out of memory in step 1, which asks for 3,072 MiB" in out
     assert "out of memory in step 3, which asks for 3,072 MiB" in out
     assert line(out, "expandable_segments")[-1] == "yes, 31%"
+    _, out, _ = table(trial(**OUT), fused=trial(**OUT), foreach=trial(**{**OUT, "asked": 2 * GIB}))
+    assert line(out, "fused=True")[1] == "no change"
+    assert "which asks for 2,048 MiB" in out
 
 
 def test_a_script_that_goes_on_after_it_does_not_fit_either(table):
