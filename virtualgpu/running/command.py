@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..choice import choose
 from . import target
+from .arguments import VIRTUAL, again, check_json
 from .remedies import NAMES as REMEDIES
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 USAGE = (
     "python -m gpulab run [options] script.py [args ...]\n       python -m gpulab run [options] -m module [args ...]"
 )
-_VIRTUAL = ("gpus", "shapes_only", "repeatable", "ranks", "nodes", "link", "adapters", "skip_ddp")  # not for a real GPU
 _EPILOG = """\
 Bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA allocator and timed by
 a model of the GPU. Values are computed on this machine, which takes no virtual time. What the script does beside
@@ -125,7 +125,7 @@ def prepare(options: argparse.Namespace) -> Session:
     if options.skip_ddp and options.ranks != 1:
         raise target.CannotRun("--skip-ddp leaves out the exchange of gradients: it needs --ranks 1.")
     if mode == "real":
-        for option, given in ((f"--{name.replace('_', '-')}", getattr(options, name) or False) for name in _VIRTUAL):
+        for option, given in ((f"--{name.replace('_', '-')}", getattr(options, name) or False) for name in VIRTUAL):
             if given:
                 raise target.CannotRun(f"{option} is for virtual GPUs, and --gpu real is not one.")
         if not torch.cuda.device_count():
@@ -170,19 +170,6 @@ def run_on_one_gpu(options: argparse.Namespace) -> Alone:
     return Alone(median, why, found["skipped_ddp"])
 
 
-def again(options: argparse.Namespace, report: Path, **changed: Any) -> list[str]:
-    """Return the command that runs the same script again, with other options and a report in JSON."""
-    command = [sys.executable, "-m", "gpulab", "run", "--json", str(report)]
-    for name in (*_VIRTUAL, "gpu", "trial"):
-        value = {**vars(options), **changed}[name]
-        if value is not None and value is not False:
-            values = [] if value is True else value if isinstance(value, tuple) else [value]
-            command += [f"--{name.replace('_', '-')}", *map(str, values)]
-    if options.module is not None:
-        return [*command, "-m", *options.module]
-    return [*command, "--", *(options.script[1:] if options.script[:1] == ["--"] else options.script)]
-
-
 def _script(command: list[str]) -> target.Target:
     if not command:
         raise target.CannotRun(f"no script is given.\nusage: {USAGE}")
@@ -192,22 +179,3 @@ def _script(command: list[str]) -> target.Target:
 def _count(given: int | None) -> int:
     """Return the number of GPUs; VirtualGPU checks the range."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if given is None else given
-
-
-def check_json(path: str | None) -> None:
-    """Raise CannotRun if the report cannot be written, before the script runs for hours."""
-    if path is None or path == "-":
-        return
-    from .report import json_path
-
-    where = json_path(path, None)
-    folder = where.parent
-    if where.is_dir():
-        why = "it is a directory"
-    elif not folder.is_dir():
-        why = f"there is no directory {str(folder)!r}"
-    elif not os.access(where if where.exists() else folder, os.W_OK):
-        why = "it may not be written"
-    else:
-        return
-    raise target.CannotRun(f"--json {path!r} cannot be written: {why}.")

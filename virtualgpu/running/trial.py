@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .command import again
+from .arguments import again
 from .remedies import SETTINGS, Remedy
 
 _GRACE = 10  # seconds for a trial to end after SIGTERM

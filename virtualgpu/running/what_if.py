@@ -23,7 +23,7 @@ from ..choice import choose
 from ..gpus.specs import SPECS
 from ..units import duration, mib
 from . import target, what_if_text
-from .command import check_json
+from .arguments import check_json
 from .remedies import AS_IT_IS, NAMES, Remedy, remedies
 from .trial import Ended, Trial, read, run
 
