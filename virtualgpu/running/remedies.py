@@ -69,12 +69,13 @@ def remedies(
 
 
 def _unseen(remedy: Remedy) -> bool:
-    return remedy.why_not in (_NO_OPTIMIZER, _NO_LOADER, _NO_BLOCKS)
+    return remedy.why_not in (_NO_OPTIMIZER, _NO_LOADER, _NO_GRADIENTS)
 
 
 _NO_OPTIMIZER = "the script makes no optimizer"
 _NO_LOADER = "no DataLoader gives batches"
 _NO_BLOCKS = "the model has no two layers of a kind, in one list and each of several layers"
+_NO_GRADIENTS = "no module is called with gradients"
 _AUTOCAST = "autocast: from the first call of a module to backward, as torch.autocast around forward and loss."
 _NO_SCALER = " fp16 also needs a GradScaler, whose unscaling of the gradients is not in these figures."
 _HALVED = (
@@ -125,7 +126,7 @@ def _not_halved(facts: Mapping[str, Any]) -> str:
 
 
 def _checkpointing(facts: Mapping[str, Any]) -> Remedy:
-    why_not = "" if facts["blocks"] else _NO_BLOCKS
+    why_not = "" if facts["blocks"] else _NO_BLOCKS if facts["gradients"] else _NO_GRADIENTS
     if facts["checkpoints"]:
         why_not = "the script checkpoints itself"
     what = ", ".join(facts["blocks"])

@@ -43,6 +43,7 @@ class Seen:
     def __init__(self, undo: Undo) -> None:
         self.optimizers: list[tuple[str, dict[str, Any]]] = []  # classes, and their defaults for fused and foreach
         self.autocast = self.checkpoints = self.inside = False
+        self.gradients = False  # whether a module was called with them
         self.blocks: dict[str, None] = {}
         self.batch = self.samples = 0  # the largest batch of a DataLoader in training, and samples until now
         self.sampler = ""  # what makes batches that cannot be halved
@@ -71,6 +72,7 @@ class Seen:
             "optimizers": self.optimizers,
             "autocast": self.autocast,
             "checkpoints": self.checkpoints,
+            "gradients": self.gradients,
             "blocks": list(self.blocks),
             "batch": self.batch,
             "sampler": self.sampler,
@@ -85,6 +87,7 @@ class Seen:
     @contextlib.contextmanager
     def _around(self, module: nn.Module) -> Iterator[None]:
         if torch.is_grad_enabled() and module not in self._modules:
+            self.gradients = True
             self._modules.add(module)
             switch, blocks = find_switch(module), equal_blocks(module)
             if switch is not None:

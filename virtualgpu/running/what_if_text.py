@@ -66,7 +66,8 @@ def _figures(value: float) -> str:
 def _reading(unit: str, priced: bool, once: bool, same: float) -> str:
     text = "All of it is virtual, the bytes at the peak. Needed: what PyTorch reserves, and the context."
     if unit != "1M samples":
-        text += f" No DataLoader says how many samples a step has, so the cost is for {unit}."
+        why = "No DataLoader says how many samples a step has" if unit == "1,000 steps" else "No optimizer steps"
+        text += f" {why}, so the cost is for {unit}."
     if once:
         text += " One step has no time; let the script take two or more."
     if priced:

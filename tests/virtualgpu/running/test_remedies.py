@@ -248,6 +248,7 @@ def test_what_a_script_does_is_seen():
         ],
         "autocast": True,
         "checkpoints": True,
+        "gradients": True,
         "blocks": [f"{LAYERS} x Block"],
         "batch": 16,
         "sampler": "",
