@@ -101,6 +101,13 @@ def test_outputs_are_saved_as_a_reader_sees_them(course):
     assert cell.outputs[0].text == "one\ntwo\ndone\n"
 
 
+def test_a_notebook_that_is_built_keeps_bytecode(course, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    course.path.write_text("# %% keeps\nimport sys\nprint(sys.dont_write_bytecode)\n", encoding="utf-8")
+    build.build(course)
+    assert nbformat.read(course.notebook, as_version=4).cells[0].outputs[0].text == "False\n"
+
+
 def test_the_exercise_has_the_stub_and_not_the_answer(course):
     build.build(course, force=False)
     exercise = nbformat.read(course.exercise, as_version=4)

@@ -255,6 +255,14 @@ class TestLanes:
         assert re.fullmatch(r"  passed +\d+ s  three: passes", summary[2])
         assert run_lanes(ready, here[1:]) == 0
 
+    def test_what_runs_keeps_its_bytecode_whatever_the_environment_says(
+        self, ready: Venv, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        show = ("-c", "import sys; print('without bytecode:', sys.dont_write_bytecode)")
+        assert run_lanes(ready, [Lane("one", "shows it", show)]) == 0
+        assert "without bytecode: False" in capfd.readouterr().out
+
     MEETS = (
         "import pathlib, sys, time; here = pathlib.Path(sys.argv[1]); (here / sys.argv[2]).touch()\n"
         "while not all((here / other).exists() for other in sys.argv[3]): time.sleep(0.01)\n"

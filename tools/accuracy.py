@@ -1,7 +1,7 @@
 """How exact the virtual GPU is: `python tools/accuracy.py [--gpu 8.0 …] [--quick] [--write]`.
 
 Runs recorded training steps on the virtual GPU and prints, as Markdown, what was recorded and by how much the
-prediction is off; `--write` makes docs/accuracy.md of it, and the six lines between the two marks in README.md. It is
+prediction is off; `--write` makes docs/accuracy.md of it, and what stands between the two marks in README.md. It is
 no test: a miss is shown as it is. The words between the tables are those of evidence/accuracy.md.
 """
 
@@ -36,6 +36,10 @@ MiB = 1 << 20
 COLUMNS = {"fp32": "fp32", "amp_fp16": "AMP fp16", "amp_bf16": "AMP bf16", "accum4_bf16": "4 micro-batches, bf16"}
 # What the stand-in for cuDNN leaves out, so that its figure is known to be too small.
 NO_REFERENCE = {"lstm": "without cuDNN there is no reserve of recurrent layers"}
+LIMITS = (
+    "The kernels are the limit where they run for 70 % of the recorded step or more, by the recording, or by the"
+    " prediction where only steps were recorded; else it is the host, which is that machine's: the H200's was slow."
+)
 WHAT = "peak allocated of a training step with AdamW, recorded in MiB, and how much the prediction is off."
 
 
@@ -123,23 +127,6 @@ def table(rows: Sequence[Row]) -> str:
     return report.table(" | ".join(["model, batch", *COLUMNS.values()]), lines)
 
 
-def to_the_byte(recordings: Sequence[tuple[dict[str, Any], Sequence[predict.Trained]]]) -> str:
-    """One line: what of the bytes of these real GPUs is predicted exactly."""
-    events = [pair for recording, _ in recordings for pair in predict.allocator(recording)]
-    saved = [pair for recording, _ in recordings for pair in predict.saved(recording)]
-    asked = [step.requested for _, steps in recordings for step in steps if step.requested is not None]
-    counts = [
-        f"{sum(pair.recorded == pair.predicted for pair in pairs):,} of {len(pairs):,} {what}"
-        for pairs, what in (
-            (events, "events of the allocator"),
-            (saved, "figures of what operations keep for backward"),
-            (asked, "peaks of training steps, as the program asks for them"),
-        )
-    ]
-    names = " and ".join(recording["device"]["name"] for recording, _ in recordings)
-    return f"- {names}, to the byte: {', '.join(counts)}."
-
-
 def _percent(error: float) -> str:
     return f"{signed(error, 2)} %" if abs(error) >= 0.00005 else "0.00 %"
 
@@ -160,23 +147,47 @@ def _spread(pairs: Sequence[predict.Pair]) -> str:
     return f"median {100 * middle:.2f} %, worst {_percent(worst.error)} ({worst.what})"
 
 
-def times(rows: Sequence[predict.Trained]) -> str:
-    """One line on the step times of a real GPU; those that launches bound, apart."""
-    parts = []
-    for what, bound in (("step time", False), ("step time where launches bound it", True)):
-        pairs = [row.time for row in rows if row.time is not None and row.launch_bound == bound]
-        if pairs:
-            parts.append(f"{what}, {len(pairs)} steps: {_spread([pair for pair in pairs if pair is not None])}")
-    kernels = [row.kernels for row in rows if row.kernels is not None]
-    if kernels:
-        parts.append(f"the kernels alone, without the host, {len(kernels)} steps: {_spread(kernels)}")
-    return "- " + "; ".join(parts) + "." if parts else "- No step times were recorded."
+Real = tuple[dict[str, Any], Sequence[predict.Trained]]  # a recording of a real GPU, and its steps
 
 
-def on_gpu(rows: Sequence[Row], steps: Sequence[predict.Trained], gpu: str) -> str:
-    """One line on a real GPU: what is not a matter of equal bytes."""
-    reserved = _spread([row.reserved for row in rows])
-    return f"- {gpu}: reserved memory, which decides whether a step runs out, {reserved}; {times(steps)[2:]}"
+def compared(real: Sequence[Real]) -> str:
+    """A column for each real GPU: what is exact, allocated and reserved memory, and time by what is the limit."""
+    columns = [_column(recording, steps) for recording, steps in real]
+    lines = [[what, *(column[what] for column in columns)] for what in columns[0]]
+    head = " | ".join(recording["device"]["name"].removeprefix("NVIDIA ") for recording, _ in real)
+    return report.table(f"measured on, beside the prediction | {head}", lines)
+
+
+def _column(recording: Mapping[str, Any], steps: Sequence[predict.Trained]) -> dict[str, str]:
+    asked = [step.requested for step in steps if step.requested is not None]
+    timed = [step for step in steps if step.time is not None]
+    return {
+        "to the byte: events of the allocator": _exact(list(predict.allocator(recording))),
+        "to the byte: what operations keep for backward": _exact(list(predict.saved(recording))),
+        "to the byte: peaks of steps, as a program asks": _exact(asked),
+        "peak allocated": _off([step.allocated for step in steps]),
+        "peak reserved, which decides whether a step runs out": _off([step.reserved for step in steps]),
+        "step time, the kernels are the limit": _off([step.time for step in timed if not step.host_bound]),
+        "step time, the host is the limit": _off([step.time for step in timed if step.host_bound]),
+        "the kernels alone": _off([step.kernels for step in steps if step.kernels is not None]),
+    }
+
+
+def _exact(pairs: Sequence[predict.Pair]) -> str:
+    return f"{sum(pair.recorded == pair.predicted for pair in pairs):,} of {len(pairs):,}"
+
+
+def _off(pairs: Sequence[predict.Pair | None]) -> str:
+    """How many, by how much in the middle, and the worst, of which all are trained with AdamW."""
+    found = [pair for pair in pairs if pair is not None]
+    if not found:
+        return "not recorded"
+    few = sum(pair.error < 0 for pair in found)
+    return f"{len(found)} steps, {few} too small: {re.sub(' adamw( ms| kernels)?', '', _spread(found))}"
+
+
+def _is_shown(row: Mapping[str, Any]) -> bool:
+    return row["mode"] in COLUMNS and row["optimizer"] == "adamw"
 
 
 @dataclass
@@ -200,21 +211,17 @@ class Report:
 
     def real(self) -> Iterator[str]:
         """Recordings of real GPUs."""
-        done: list[tuple[dict[str, Any], list[predict.Trained]]] = []
-        lines = []
-        for path in predict.recordings():
-            recording = predict.load(path)
-            if not predict.is_of_a_gpu(recording):
-                continue
-            steps = list(predict.steps(recording, lambda row: row["mode"] in COLUMNS and row["optimizer"] == "adamw"))
+        every = {path: predict.load(path) for path in predict.recordings()}
+        files = {path: recording for path, recording in every.items() if predict.is_of_a_gpu(recording)}
+        steps = {path: list(predict.steps(recording, _is_shown)) for path, recording in files.items()}
+        overview = compared([(files[path], steps[path]) for path in files])
+        self.brief += [overview, ""]
+        yield overview
+        yield LIMITS
+        for path, recording in files.items():
             device = recording["device"]
-            rows = [measured_row(step, device["name"]) for step in steps]
-            done.append((recording, steps))
             yield f"Measured on {device['name']}, torch {device['torch']} (`{path.name}`): {WHAT}"
-            yield table(rows)
-            yield "\n".join([to_the_byte(done[-1:]), summary(rows, device["name"]), times(steps)])
-            lines.append(on_gpu(rows, steps, device["name"]))
-        self.brief += [to_the_byte(done), *lines]
+            yield table([measured_row(step, device["name"]) for step in steps[path]])
 
     def stand_in(self) -> Iterator[str]:
         """PyTorch's CUDA code on the stand-in for the driver."""

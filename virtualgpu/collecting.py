@@ -7,6 +7,7 @@ import functools
 import gc
 from collections.abc import Iterator
 
+_OWN = 10_000  # Python 3.12 freezes some hundred objects as it starts; who freezes all has frozen more than this
 _inside = 0  # how many of these blocks have been entered
 
 
@@ -20,7 +21,7 @@ def collect_new_only(*, for_long: bool = False) -> Iterator[None]:
     global _inside
     outermost = not _inside
     # Within another of these blocks nothing depends on it, and there it takes the longest.
-    frozen = outermost and (gc.get_freeze_count() > 0 if for_long else _somebody_else_does())
+    frozen = outermost and (gc.get_freeze_count() > _OWN if for_long else _somebody_else_does())
     _inside += 1
     if outermost and frozen and for_long:
         gc.collect()
@@ -38,4 +39,4 @@ def collect_new_only(*, for_long: bool = False) -> Iterator[None]:
 def _somebody_else_does() -> bool:
     """Return True if objects were frozen before, as a test suite or a fork server does: then they stay so. Cached,
     since Python counts them one by one, in up to half a second."""
-    return gc.get_freeze_count() > 0
+    return gc.get_freeze_count() > _OWN

@@ -243,6 +243,7 @@ def _as_if_new() -> None:
     multiprocessing.process.current_process().authkey = os.urandom(32)
     # Python's own random draws a new seed by itself.
     sys.modules["torch"].default_generator.seed()
+    sys.modules["torch.distributed"].set_debug_level_from_env()  # TORCH_DISTRIBUTED_DEBUG
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
 

@@ -42,11 +42,14 @@ _READ_ONCE = (
     *("PYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_"),
     *("NUMEXPR_", "NPY_", "ATEN_", "C10", "TORCH", "PYTORCH", "TRITON_", "CUDA", "NVIDIA_", "ROCM_", "HIP_", "HSA_"),
 )
+_LEVEL, _LEVELS = "TORCH_DISTRIBUTED_DEBUG", ("OFF", "INFO", "DETAIL")  # which each rank reads again
 
 
 def start_conditions(env: dict[str, str]) -> tuple[object, ...]:
     """What a process with the environment `env`, started now, would have from its start and not be able to change."""
     once = {name: value for name, value in env.items() if name.startswith(_READ_ONCE)}
+    if once.get(_LEVEL, "").upper() in _LEVELS:  # with another value torch cannot be imported
+        del once[_LEVEL]
     path = env.get("PYTHONPATH", "")  # an empty entry is the current folder, an empty variable is none
     once["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep))) if path else ""
     packages = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}

@@ -174,7 +174,8 @@ gpulab.check.model_device(verify_model_device)
 #
 # - `batch`: a tensor, or dicts, lists, tuples and namedtuples of tensors, nested to any depth, with anything else among
 #   them: `None`, numbers, strings, bytes, NumPy arrays, objects without a .to. No other containers occur: no sets, and
-#   no subclasses of dict or list. It is the caller's, and is not changed - `device`: a `torch.device` or a string
+#   no subclasses of dict or list. It is the caller's, and is not changed
+# - `device`: a `torch.device` or a string
 #
 # Containers come back as new ones of the same type, with the same keys and the same order. What is neither a tensor nor
 # one of these containers comes back as it is, the same object. So does a tensor that is already on the device.

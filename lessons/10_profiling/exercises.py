@@ -52,8 +52,9 @@ gpu = gpulab.setup()
 # **`name_bottleneck(events, gpu, peak_flops, peak_bandwidth)`**
 #
 # - `events`: the events of a Chrome trace, a list of dicts in any order
-# - `gpu`: the number of the GPU; kernels of other GPUs do not count, nor do their launches - `peak_flops`: the peaks of
-#   this GPU: of its arithmetic, in FLOP/s - `peak_bandwidth`: and of its memory, in bytes per second
+# - `gpu`: the number of the GPU; kernels of other GPUs do not count, nor do their launches
+# - `peak_flops`: the peak of this GPU's arithmetic, in FLOP/s
+# - `peak_bandwidth`: the peak of its memory, in bytes per second
 #
 # Look at the time of all steps together, from the first step's begin to the last one's end. A gap is an interval in it
 # in which the GPU runs a kernel on none of its streams; copies are not kernels.
@@ -179,8 +180,8 @@ for count in (8, 512):
 # - `steps`: how often it is called: exactly this often
 # - `skip`: how many first calls are not recorded
 # - `every`: then the last `count` of every `every` calls are recorded, after one step of the profiler's warm-up; there
-#   is at least one such cycle, and every > count. An incomplete cycle at the end is not recorded - `folder`: where the
-#   traces go: one Chrome trace for each cycle, in a file of its own that ends in .json
+#   is at least one such cycle, and every > count. An incomplete cycle at the end is not recorded
+# - `folder`: where the traces go: one Chrome trace for each cycle, in a file of its own that ends in .json
 #
 # The activities are CPU and CUDA. The times are milliseconds per recorded step, over all cycles. Each name is that of
 # an operation (such as aten::addmm); its time is that of the kernels that it launched itself, without those of nested

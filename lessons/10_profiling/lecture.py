@@ -118,8 +118,7 @@ print("Name                                     Self CUDA   Self CUDA % (recorde
 for name, ms in list(row["operations_ms"].items())[:8]:
     print(f"{name:<40} {ms:6.3f} ms   {ms / row['kernels_ms']:6.1%}")
 why = "“ResNet is convolutions” is true of its FLOPs. Most of its time here is batch norm."
-share = part(row, "convolution") / row["kernels_ms"]
-share_guess.compare(round(100 * share), "recorded", because=why)
+share_guess.compare(round(100 * part(row, "convolution") / row["kernels_ms"]), "recorded", because=why)
 
 # %% profiler-recorded-explain [markdown]
 # Each row is the operation that launches the kernels: `nn.Conv2d` calls `aten::conv2d`, which ends

@@ -317,8 +317,7 @@ def with_branch(x):
 
 print("an if on a value:", count(with_branch, torch.ones(4)), "graphs")
 for job in (resnet, gpt):
-    model, x, _ = job(2)
-    print(f"{job.__name__}:", count(model, x), "graph")
+    print(f"{job.__name__}:", count(*job(2)[:2]), "graph")
 
 # %% compile-fullgraph-text [markdown]
 # Both networks are one graph as they are. An `.item()`, a `print` or a logger breaks a graph, too. With `fullgraph=True` a

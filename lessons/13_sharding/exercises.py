@@ -32,8 +32,8 @@ gpu = gpulab.setup()
 #
 # **`bytes_per_rank(shapes, ranks, stage, weights, gradients, state)`**
 #
-# - `shapes`: the parameters' shapes, tuples of at least one whole number; the first is the number of rows - `stage`:
-#   ZeRO's stage: 0 cuts nothing (DDP), 1 the optimizer state, 2 the gradients too, 3 the weights too
+# - `shapes`: the parameters' shapes, tuples of at least one whole number; the first is the number of rows
+# - `stage`: ZeRO's stage: 0 cuts nothing (DDP), 1 the optimizer state, 2 the gradients too, 3 the weights too
 # - `weights`: bytes of one weight, such as 4; `gradients` and `state` likewise, per element of a parameter
 #
 # A stage cuts each tensor by rows, as `fully_shard` does: a part has rows / ranks rows, rounded up. The ranks take
@@ -260,8 +260,8 @@ gpulab.check.train_sharded(train_sharded)
 #
 # - `unit`: the largest number of parameters that fsdp gathers at once
 # - `activations`: bytes for one sample; a step has `batch` samples on all ranks together. In the first three ways each
-#   rank takes batch / ranks samples, which must be a whole number; `"tensor"` works with any batch - `memory`: bytes of
-#   a GPU, all of which may be used
+#   rank takes batch / ranks samples, which must be a whole number; `"tensor"` works with any batch
+# - `memory`: bytes of a GPU, all of which may be used
 # - `machine`: GPUs in a machine; `"tensor"` only within one machine
 
 # %% fewest_gpus tags=["solution"]

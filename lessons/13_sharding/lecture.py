@@ -408,7 +408,7 @@ for size, kind, room in (("13B", "A100-80", 79), ("70B", "B200", 178)):
     with gpulab.VirtualGPU(kind, ranks=8, compute=False):
         step = build(2, recomputing, size, length=2048)
         took = gpulab.timing.measure(step, repeat=1, warm_up=1).median_ms
-        peak = gpulab.memory.peak(step).bytes / 2**30
+        peak = torch.cuda.max_memory_allocated() / 2**30
     hours = 1e9 / (2 * 2048) * took / 1e3 / 3600  # for a billion tokens
     print(f"{size} on 8 × {kind}: {peak:.0f} of {room} GiB, {hours:.0f} GPU-hours (virtual)")
 

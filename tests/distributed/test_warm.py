@@ -265,12 +265,16 @@ def test_another_environment_at_the_start_takes_another_server(tmp_path):
     assert distributed.run("threads.py", 1, env={"ANY": "1"}).ranks[0].output == "1\n"
     first = warm.server_pid()
     distributed.run("threads.py", 1, env={"ANY": "2"})
+    write("level.py", "import torch.distributed as dist\nprint(dist.get_debug_level().name)")
+    for level in ("DETAIL", "info", "OFF"):
+        run = distributed.run("level.py", 1, env={"TORCH_DISTRIBUTED_DEBUG": level})
+        assert run.ranks[0].output == level.upper() + "\n"
     assert warm.server_pid() == first
     (tmp_path / "library").mkdir()
     write("library/mine.py", "value = 5")
     write("uses.py", "import mine, torch\nprint(mine.value, hash('a'), torch.get_num_threads())")
     env, usual = {"OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "1", "PYTHONPATH": "library"}, running.environment({})
-    for name, value in env.items():
+    for name, value in (env | {"TORCH_DISTRIBUTED_DEBUG": "LOUD"}).items():  # with which torch cannot be imported
         assert warm.start_conditions(usual | {name: value}) != warm.start_conditions(usual), name
     command = [sys.executable, "uses.py"]
     fresh = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True).stdout

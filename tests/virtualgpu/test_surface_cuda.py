@@ -313,6 +313,17 @@ def test_a_state_can_be_kept_and_set(computing):
     assert torch.equal(torch.cuda.default_generators[0].get_state(), torch.cuda.get_rng_state_all()[0])
 
 
+def test_the_state_of_a_real_gpu_in_a_checkpoint_is_taken(computing):
+    seed, offset = torch.arange(8, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
+    torch.cuda.set_rng_state(torch.cat([seed, offset]))
+    first = draw()
+    assert torch.cuda.initial_seed() == int.from_bytes(bytes(range(8)), "little")
+    torch.cuda.set_rng_state_all([torch.cat([seed, offset + 4])])
+    assert draw() != first
+    torch.cuda.set_rng_state(torch.cat([seed, offset]))
+    assert draw() == first
+
+
 @pytest.mark.parametrize("home", [torch, torch.random, torch.cuda])
 def test_a_state_lies_on_the_host(computing, home):
     """Where torch.load with map_location="cuda" does not put it."""

@@ -141,7 +141,7 @@ def run_tests(venv: Venv, only: str | None) -> int:
     """The test lanes, or the one named `only`; 1 if any failed."""
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     lanes, workers = chosen(lanes_for_tests(found), only), _workers()
-    with bytecode_kept(), libraries_ready(venv) as environ:
+    with libraries_ready(venv) as environ:
         if only is not None:
             lanes = [replace(lane, arguments=_shared(venv, lane, workers, bool(environ))) for lane in lanes]
         elif environ:
@@ -245,19 +245,6 @@ def _timed(venv: Venv, lane: Lane, said: Path | None) -> tuple[int, float]:
         return _run(venv, lane), time.monotonic() - started
     with said.open("wb") as output:
         return _run(venv, lane, output), time.monotonic() - started
-
-
-@contextmanager
-def bytecode_kept() -> Iterator[None]:
-    """Within it what runs keeps its bytecode, also where the environment says otherwise: else each process compiles the
-    package and its tests anew, for nine seconds of the processor where it collects all tests."""
-    name = "PYTHONDONTWRITEBYTECODE"
-    before = os.environ.pop(name, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[name] = before
 
 
 @contextmanager

@@ -6,12 +6,14 @@ stand above autograd, on the dispatch key of `autocast`. `guard` is for dtypes t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..scope import in_force
+from ..scope.refusals import NotMirrored
 from . import autocast, device_checks
 from .device_checks import where
 
@@ -38,11 +40,27 @@ def guard(handlers: dict[Any, Run], plain: Run) -> None:
     """Put the checks of dtypes before the handlers of these operations; `plain` is the handler of those without one."""
     for func, check in _DTYPES.items():
         handlers[func] = _guarded(check, handlers.get(func, plain))
+    for func in _SCALED:
+        handlers[func] = _new_enough(handlers.get(func, plain))
 
 
 def _guarded(check: Callable[[Any, Any], None], handler: Run) -> Run:
     def run(gpu: Any, device: Any, func: Any, args: Any, kwargs: Any) -> Any:
         check(func, args)
+        return handler(gpu, device, func, args, kwargs)
+
+    return run
+
+
+def _new_enough(handler: Run) -> Run:
+    """Products of 8-bit numbers need a GPU of compute capability 8.9."""
+
+    def run(gpu: Any, device: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        if gpu.spec.capability < (8, 9):
+            raise RuntimeError(
+                "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm"
+                " MI300+"
+            )
         return handler(gpu, device, func, args, kwargs)
 
     return run
@@ -129,7 +147,17 @@ def _pack_padded_sequence(tensor: Tensor, lengths: Tensor, batch_first: bool) ->
         )
 
 
+def _fft(tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+    """cuFFT transforms 16 bits, and no CPU does."""
+    if where(tensor) != device_checks.HOST and tensor.dtype in (torch.float16, torch.complex32):
+        raise NotMirrored(f"torch.fft of {str(tensor.dtype)[6:]} is not mirrored by the virtual GPU: float32 runs")
+
+
+_TRANSFORMS = [
+    f"{inverse}{kind}fft{more}" for inverse in ("", "i") for kind in ("", "r", "h") for more in ("", "2", "n")
+]
 BEFORE: dict[str, Callable[..., None]] = {
+    **{f"fft_{name}": _fft for name in _TRANSFORMS},
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), _recurrent),
     "rms_norm": _rms_norm,
@@ -256,6 +284,16 @@ def _norm(place: int) -> Callable[[Any, Any], None]:
     return check
 
 
+def _no_halves(kernel: str) -> Callable[[Any, Any], None]:
+    """cuSOLVER factorises no matrices of 16 bits."""
+
+    def check(func: Any, args: Any) -> None:
+        if args[0].dtype in (torch.float16, torch.bfloat16):
+            raise NotImplementedError(f"\"{kernel}\" not implemented for '{_name(args[0])}'")
+
+    return check
+
+
 _DTYPES: dict[Any, Callable[[Any, Any], None]] = {
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,
@@ -266,4 +304,88 @@ _DTYPES: dict[Any, Callable[[Any, Any], None]] = {
     aten.convolution.default: _convolution,
     aten.native_layer_norm.default: _norm(2),
     aten.native_group_norm.default: _norm(1),
+    aten.linalg_cholesky_ex.default: _no_halves("cholesky_cusolver"),
+    aten._cholesky_solve_helper.default: _no_halves("cholesky_cuda_potrs"),
+    aten.cholesky_solve.default: _no_halves("cholesky_cuda_potrs"),
+    aten.cholesky_inverse.default: _no_halves("cholesky_cuda_potri"),
+    **dict.fromkeys(
+        (
+            aten.linalg_lu_factor_ex.default,
+            aten.linalg_lu.default,
+            aten._linalg_solve_ex.default,
+            aten._linalg_det.default,
+        ),
+        _no_halves("lu_factor_cusolver"),
+    ),
+    aten.linalg_lu_solve.default: _no_halves("lu_solve_cusolver"),
+    aten._linalg_svd.default: _no_halves("svd_cuda_gesvdj"),
+    aten._linalg_eigh.default: _no_halves("linalg_eigh_cuda"),
+    aten.linalg_eig.default: _no_halves("linalg_eig_cuda"),
+    aten.linalg_eigvals.default: _no_halves("linalg_eig_cuda"),
+    aten.geqrf.default: _no_halves("geqrf_cuda"),
+    aten.linalg_qr.default: _no_halves("geqrf_cuda"),
+    aten.linalg_householder_product.default: _no_halves("orgqr_cuda"),
+    aten.linalg_ldl_factor_ex.default: _no_halves("ldl_factor_cusolver"),
+    aten.linalg_solve_triangular.default: _no_halves("triangular_solve_cuda"),
+    aten.triangular_solve.default: _no_halves("triangular_solve_cuda"),
 }
+_SCALED = (aten._scaled_mm.default,)
+
+# -- torch.use_deterministic_algorithms ------------------------------------------------------------------------------
+
+# The kernels that add atomically, as PyTorch names them (alertNotDeterministic); those of CPUs alert by themselves.
+NOT_DETERMINISTIC: dict[Any, str] = {
+    aten._adaptive_avg_pool2d_backward.default: "adaptive_avg_pool2d_backward_cuda",
+    aten._adaptive_avg_pool3d_backward.default: "adaptive_avg_pool3d_backward_cuda",
+    aten.avg_pool3d_backward.default: "avg_pool3d_backward_cuda",
+    aten.adaptive_max_pool2d_backward.default: "adaptive_max_pool2d_backward_cuda",
+    aten.adaptive_max_pool3d_backward.default: "adaptive_max_pool3d_backward_cuda",
+    aten.max_pool3d_with_indices_backward.default: "max_pool3d_with_indices_backward_cuda",
+    aten.fractional_max_pool2d_backward.default: "fractional_max_pool2d_backward_cuda",
+    aten.fractional_max_pool3d_backward.default: "fractional_max_pool3d_backward_cuda",
+    aten.max_unpool2d.default: "max_unpooling2d_forward_out",
+    aten.max_unpool3d.default: "max_unpooling3d_forward_out",
+    aten.upsample_linear1d_backward.default: "upsample_linear1d_backward_out_cuda",
+    aten.upsample_bilinear2d_backward.default: "upsample_bilinear2d_backward_out_cuda",
+    aten.upsample_bicubic2d_backward.default: "upsample_bicubic2d_backward_out_cuda",
+    aten.upsample_trilinear3d_backward.default: "upsample_trilinear3d_backward_out_cuda",
+    aten.reflection_pad1d_backward.default: "reflection_pad1d_backward_out_cuda",
+    aten.reflection_pad3d_backward.default: "reflection_pad3d_backward_out_cuda",
+    aten.replication_pad1d_backward.default: "replication_pad1d_backward_cuda",
+    aten.replication_pad2d_backward.default: "replication_pad2d_backward_cuda",
+    aten.replication_pad3d_backward.default: "replication_pad3d_backward_cuda",
+    aten.nll_loss2d_forward.default: "nll_loss2d_forward_out_cuda_template",
+    aten._ctc_loss_backward.default: "ctc_loss_backward_gpu",
+    aten._ctc_loss_backward.Tensor: "ctc_loss_backward_gpu",
+    aten.grid_sampler_2d_backward.default: "grid_sampler_2d_backward_cuda",
+    aten.grid_sampler_3d_backward.default: "grid_sampler_3d_backward_cuda",
+    aten.median.dim: "median CUDA with indices output",
+    aten.nanmedian.dim: "median CUDA with indices output",
+    aten.histc.default: "_histc_cuda with floating point input",
+    aten.bincount.default: "_bincount_cuda",
+}
+_WHERE: dict[Any, Callable[[Any, Any], bool]] = {
+    aten.histc.default: lambda args, kwargs: args[0].is_floating_point(),
+    aten.bincount.default: lambda args, kwargs: len(args) > 1 or kwargs.get("weights") is not None,
+}
+
+
+def alert(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise or warn, as the program has asked, where a kernel that is not deterministic runs on a GPU."""
+    if where(args[0]) == device_checks.HOST or not _WHERE.get(func, lambda *_: True)(args, kwargs):
+        return
+    only = torch.is_deterministic_algorithms_warn_only_enabled()
+    lacks = (
+        f"{NOT_DETERMINISTIC[func]} does not have a deterministic implementation, but you set "
+        f"'torch.use_deterministic_algorithms(True{', warn_only=True' * only})'. "
+    )
+    file = (
+        "file an issue at https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support"
+    )
+    if only:
+        warnings.warn(f"{lacks}You can {file} for this operation.", stacklevel=2)
+        return
+    raise RuntimeError(
+        f"{lacks}You can turn off determinism just for this operation, or you can use the 'warn_only=True' option, if "
+        f"that's acceptable for your application. You can also {file}"
+    )

@@ -24,6 +24,7 @@ from . import (
     captured,
     copies,
     cost,
+    cuda_refusals,
     device_checks,
     factories,
     foreign,
@@ -103,6 +104,8 @@ def _planned(func: Any) -> Run:
     if id(func) not in _PLANS:
         plan = (_plan_primitive if func.name().startswith("prims::") else _plan)(func)
         asserts = plan is not _run_higher and assertions.asserts(func)
+        if func in cuda_refusals.NOT_DETERMINISTIC:
+            plan = partial(_run_alerting, plan)
         _PLANS[id(func)] = partial(_run_asserting, plan) if asserts else plan, func
     return _PLANS[id(func)][0]
 
@@ -169,6 +172,13 @@ def _plan_primitive(func: Any) -> Run:
         return (with_values if gpu.compute else _run_plainly)(gpu, func, args, kwargs)
 
     return run
+
+
+def _run_alerting(plan: Run, gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operation whose kernel on a GPU is not deterministic."""
+    if torch.are_deterministic_algorithms_enabled():
+        cuda_refusals.alert(func, args, kwargs)
+    return plan(gpu, func, args, kwargs)
 
 
 def _run_asserting(plan: Run, gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ def of_cpu(error: Exception) -> Exception:
     """Return the CPU's error, with the names of CUDA's tensors."""
     text = str(error)
     changed = re.sub(r"\btorch\.(\w+Tensor)\b", r"torch.cuda.\1", text)
+    changed = re.sub(r'^"(?:lt|le|gt|ge)_cpu" not impl', '"compare_cuda" not impl', changed)
     return error if changed == text else type(error)(changed)
 
 

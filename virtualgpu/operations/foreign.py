@@ -33,6 +33,12 @@ _registered = torch.library._impls  # registrations in Python, as "namespace/ope
 _has = torch._C._dispatch_has_kernel_for_dispatch_key
 # PyTorch's own, of which `dispatch` knows how a GPU runs them.
 _PYTORCH = {"aten", "prim", "prims", "c10d", "_c10d_functional", "fsdp", "symm_mem", "_native", "_dtensor"}
+_HOST_ONLY = {
+    "quantized",
+    "_quantized",
+    "mkldnn",
+    "onednn",
+}  # PyTorch's own: what has no kernel for CUDA has none
 _ANY = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 SHAPES_ONLY = "shapes alone it runs: VirtualGPU(..., compute=False), in a script `python -m gpulab run --shapes-only`"
@@ -63,7 +69,8 @@ def run_operator(
     if where == "Python":
         return _on_gpu(mode, gpu, device, func, args, kwargs)
     host = _written_in(func, "CPU")
-    if where is None and host != "C++" and (gpu.compute or not _has_fake(func)):
+    known = host == "C++" and func._schema.name.partition("::")[0] not in _HOST_ONLY
+    if where is None and not known and (gpu.compute or not _has_fake(func)):
         return func.redispatch(_CUDA, *args, **kwargs)  # raises PyTorch's error: no such kernel
     if host is None and gpu.compute:
         raise NotMirrored(

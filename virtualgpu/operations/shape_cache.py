@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from . import sparse_shapes
 from .results import tensors_in
 
 Tensor = torch.Tensor
@@ -41,7 +42,7 @@ def run_cached(count: CacheCount, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if _writes(func):
             _apart(tensors_in((*args, *kwargs.values())))
     except _Cannot:
-        return func._op(*args, **kwargs)
+        return sparse_shapes.run(func, args, kwargs)
     recipe = _RESULTS.get(key, _UNSEEN)
     if recipe is None:
         return func._op(*args, **kwargs)

@@ -29,25 +29,31 @@ def existing_objects_protected() -> Iterator[None]:
     """
     import torch._dynamo  # optimizers import it; its objects then exist already
 
-    known = {id(module): module for module in _all(torch.nn.Module)[torch.nn.Module]}
-    own: Any = torch.nn.Module._apply
+    with collecting.collect_new_only(for_long=True):  # it freezes them, and leaves those that are made to be found
+        known = {id(module): module for module in _all(torch.nn.Module)[torch.nn.Module]}
+        made: set[int] = set()
+        own: Any = torch.nn.Module._apply
 
-    def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if id(self) in known:
-            raise RuntimeError(
-                f"build moves or converts a {type(self).__name__} that was made before build was called: a plan knows "
-                "shapes only, so the module would lose its values. Make the model within build, or let build take a "
-                "copy, copy.deepcopy(model)."
-            )
-        return own(self, *args, **kwargs)
+        def is_made_within(module: torch.nn.Module) -> bool:
+            if id(module) not in made:
+                made.update(map(id, _all(torch.nn.Module)[torch.nn.Module]))
+            return id(module) in made and id(module) not in known
 
-    patches = Patches()
-    patches.set(torch.nn.Module, "_apply", _apply)
-    try:
-        with collecting.collect_new_only(for_long=True):
+        def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not is_made_within(self):
+                raise RuntimeError(
+                    f"build moves or converts a {type(self).__name__} that was made before build was called: a plan "
+                    "knows shapes only, so the module would lose its values. Make the model within build, or let build "
+                    "take a copy, copy.deepcopy(model)."
+                )
+            return own(self, *args, **kwargs)
+
+        patches = Patches()
+        patches.set(torch.nn.Module, "_apply", _apply)
+        try:
             yield
-    finally:
-        patches.restore()
+        finally:
+            patches.restore()
 
 
 def assign_roles(ledger: Ledger) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,25 @@ if TYPE_CHECKING:
 USAGE = (
     "python -m gpulab run [options] script.py [args ...]\n       python -m gpulab run [options] -m module [args ...]"
 )
-_EPILOG = """\
+_EXAMPLES = """\
+examples:
+  python -m gpulab run train.py --epochs 1             train.py on a virtual T4
+  python -m gpulab run --gpu A100-80 --shapes-only -m package.train
+                                                       a module, without values
+  python -m gpulab run --ranks 8 --gpu H100 --scaling train.py
+                                                       rank 0 of 8, against one
+  python -m gpulab run --json report.json train.py     the report, for programs
+  timeout 60 python -m gpulab run train.py             the first minute's report
+
+exit codes:
+  0    the script ended, and what it asked for fits
+  2    nothing was run: a wrong option, no such script, no PyTorch
+  12   out of memory (ENOMEM), and the script did not catch it
+  130  ended by Ctrl-C, after its report
+  143  ended by SIGTERM, after its report
+any other is the script's own: of its sys.exit, 1 after an uncaught error
+"""
+_NOTES = """\
 Bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA allocator and timed by
 a model of the GPU. Values are computed on this machine, which takes no virtual time. What the script does beside
 PyTorch's calls (loading data, Python of its own) takes the time that it takes here, while the GPU works on;
@@ -48,7 +67,7 @@ for others it says in what, and for whom.
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run` to a parser that is made with `allow_abbrev=False`."""
     parser.usage = USAGE
-    parser.epilog = _EPILOG
+    parser.epilog = f"{_EXAMPLES}\n{textwrap.fill(_NOTES, 80, break_on_hyphens=False)}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--gpu", metavar="NAME", help="T4, A100-80, H100, …, or real (default: GPULAB_GPU, else T4)")
     parser.add_argument("--gpus", type=int, metavar="N", help="how many (default: 1; under torchrun one for each rank)")
@@ -78,18 +97,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run; return the script's exit code, 2 where nothing was run. The report is written at the interpreter's exit."""
+    """Run; return the exit code that the help names. The report is written at the interpreter's exit."""
     if options.what_if:
         from . import what_if
 
         return what_if.main(options)
     try:
         session = prepare(options)
+        if options.scaling:
+            session.alone = run_on_one_gpu(options)
     except (target.CannotRun, ValueError) as error:
         print(f"gpulab run: {error}", file=sys.stderr)
         return 2
-    if options.scaling:
-        session.alone = run_on_one_gpu(options)
     if options.trial is not None:
         from . import seen
 

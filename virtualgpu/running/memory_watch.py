@@ -40,6 +40,7 @@ class MemoryWatch:
         self._at_start = self._least_free = free
         self._blocks: dict[Block, Place] = {}
         self._again: set[Block] = set()  # recomputed in backward
+        self._waiting: set[Block] = set()  # freed, and another stream still uses them
         self._recomputed = self._recomputed_at_peak = 0
         self._held: Counter[Place] = Counter()
         self.allocated = self.peak = 0
@@ -111,23 +112,32 @@ class MemoryWatch:
         return block
 
     def _see_free(self, block: Block | None) -> None:
-        place = None if block is None else self._blocks.pop(block, None)
-        if place is not None and block is not None:
-            if self._at_peak is None:
-                self._at_peak = dict(self._held)
-            self._held[place] -= block.size
-            self.allocated -= block.size
+        if block is not None and (block in self._waiting or self._let_go(block)):
+            self._waiting.discard(block)
             self.record.freed(block)
-            if block in self._again:
-                self._again.remove(block)
-                self._recomputed -= block.size
         self._free(block)
+
+    def _let_go(self, block: Block) -> bool:
+        """Count a block no longer as allocated; False where it never was."""
+        place = self._blocks.pop(block, None)
+        if place is None:
+            return False
+        if self._at_peak is None:
+            self._at_peak = dict(self._held)
+        self._held[place] -= block.size
+        self.allocated -= block.size
+        if block in self._again:
+            self._again.remove(block)
+            self._recomputed -= block.size
+        return True
 
     def _builds_graph(self) -> bool:
         return self._backwards is not None and self._backwards.building
 
     def _see_hold(self, block: Block) -> None:
         self.record.held(block)
+        if self._let_go(block):
+            self._waiting.add(block)
         self._own["hold"](block)
 
     def _see_empty_cache(self) -> None:

@@ -24,6 +24,7 @@ _NOT_PYTHON = {
     ".sh": "a shell script: put `-m gpulab run` after the `python` in it",
     ".json": "JSON", ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML",
 }  # fmt: skip
+OUT_OF_MEMORY = 12  # the exit code of a script that does not catch it; the number of ENOMEM
 INTERRUPTED = 130  # a shell's exit code for a process that Ctrl-C has ended
 _OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, runpy.__file__)
 _VIRTUAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -147,7 +148,7 @@ def execute(target: Target) -> Ending:
         why = type(error).__name__ + (f": {line}" if (line := str(error).partition("\n")[0]) else "")
         if isinstance(error, KeyboardInterrupt):
             return Ending(INTERRUPTED, "interrupted", why)
-        return Ending(1, "error", why)
+        return Ending(_code_of(error), "error", why)
     return Ending(0)
 
 
@@ -162,6 +163,13 @@ def _code(target: Target) -> tuple[types.CodeType, dict[str, Any]]:
     loader = importlib.machinery.SourceFileLoader("__main__", target.path)
     known = {"__spec__": None, "__package__": None, "__loader__": loader, "__file__": target.path}
     return compile(source, target.path, "exec", dont_inherit=True), {**known, "__cached__": None}
+
+
+def _code_of(error: BaseException) -> int:
+    """Return the exit code of an uncaught error: Python's, or that of memory which ran out."""
+    import torch
+
+    return OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else 1
 
 
 def _exit(code: object) -> Ending:

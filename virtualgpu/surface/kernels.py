@@ -1,4 +1,4 @@
-"""Triton kernels and CUDA C++ extensions, which a virtual GPU cannot run: refused by name.
+"""Triton kernels, CUDA C++ extensions and `torch.export`, which a virtual GPU cannot run: refused by name.
 
 They are refused by name where they are launched or compiled; an operator of a library may go on without its kernel of
 Triton (`operations/foreign.py`). Triton's interpreter (TRITON_INTERPRET=1) runs its kernels
@@ -97,4 +97,21 @@ def extensions(module: ModuleType, patches: Patches) -> None:
     patches.set(module, "_jit_compile", _jit_compile)
 
 
-CHANGES = {"triton.runtime.jit": triton, "torch.utils.cpp_extension": extensions}
+def exporting(module: ModuleType, patches: Patches) -> None:
+    """`torch.export`: its tracer makes gradients on a device of the driver's, whose lack ends the process."""
+
+    def refused(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def export(*args: Any, **kwargs: Any) -> Any:
+            raise NotMirrored(
+                f"torch.export.{name} is not mirrored by the virtual GPU. Within virtualgpu.without_gpu() it exports a "
+                "model that is on the CPU"
+            )
+
+        return export
+
+    for name in ("export", "draft_export"):
+        patches.set(module, name, refused(name, getattr(module, name)))
+
+
+CHANGES = {"triton.runtime.jit": triton, "torch.utils.cpp_extension": extensions, "torch.export": exporting}

@@ -223,6 +223,10 @@ class _AnyGenerator(type(_OwnGenerator)):  # type: ignore[misc]
         return isinstance(item, _OwnGenerator)
 
 
+_REAL_STATE = 16  # bytes of a real GPU's state, as checkpoints have it: a seed, and how much was drawn since
+_ODD = 0x9E3779B97F4A7C15  # so that other offsets are other seeds; numbers drawn are not a GPU's in any case
+
+
 class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
     """`torch.Generator`, which here can be one of a virtual GPU."""
 
@@ -257,7 +261,11 @@ class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
 
     def set_state(self, new_state: torch.Tensor) -> Generator:
         _on_host(new_state)
-        super().set_state(new_state)
+        if self.gpulab_device is not None and new_state.numel() == _REAL_STATE:
+            seed, offset = (int.from_bytes(bytes(half.tolist()), "little") for half in new_state.view(2, -1))
+            self.manual_seed((seed + offset * _ODD) % 2**64)
+        else:
+            super().set_state(new_state)
         return self
 
     def clone_state(self) -> Generator:

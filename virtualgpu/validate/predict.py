@@ -97,9 +97,9 @@ class Trained:
         return Pair(f"{self.name} kernels", self.row["kernels_ms"], self.predicted["busy_ms"])
 
     @property
-    def launch_bound(self) -> bool:
-        """True if, as predicted, the GPU waits for launches for more than half of the step."""
-        return bool(self.predicted["busy_ms"] < self.predicted["step_ms"] / 2)
+    def host_bound(self) -> bool:
+        """True if kernels run for less than 70 % of the recorded step: as recorded, else as predicted."""
+        return bool(self.row.get("kernels_ms", self.predicted["busy_ms"]) < 0.7 * self.row["step_ms"])
 
 
 def recordings() -> list[Path]:

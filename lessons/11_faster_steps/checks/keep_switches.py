@@ -27,7 +27,7 @@ SENTENCES = (  # what one switch does and whether it stays, and the words for th
     ("its median time", {"gains, and hiccups in almost half of its steps": True, "gains, and stumbles once": True,
                          "does nothing, beside a hiccup": False},
      "one slow step decides", "one slow step changes the mean, not the median"),
-    ("right before", {"does nothing, on a machine that warms up": False, "gains, on a machine that slows down": True},
+    ("measured anew", {"does nothing, on a machine that warms up": False, "gains, on a machine that slows down": True},
      "times of different moments are compared", "a machine's speed changes: measure the baseline again"),
     ("no step with it, the first included", {"takes too much at first": False, "takes too much at last": False},
      "too much memory in one of the steps is not seen", "all 1 + repeats steps with the switch count here"),

@@ -31,7 +31,7 @@ CLAUSES = [
         (PRACTICE, KIND, "whole, plain tensors on the CPU",
          "the file has something other than plain tensors on the CPU",
          "the program that loads it may have no GPU and no process group"),
-        (SAVED, LOADS, "torch.load(path) gives", "torch.load(path) does not read the file",
+        (SAVED, LOADS, "torch.load(path) returns", "torch.load(path) does not read the file",
          "it reads only tensors and plain containers, because a pickle can run any code"),
         (PRACTICE, WEIGHTS, "The weights have their current values", "the weights in the file are wrong",
          "save all rows, with their values at this call"),

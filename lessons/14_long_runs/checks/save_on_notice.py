@@ -36,7 +36,7 @@ CLAUSES = [
         ([SECOND], "A second notice has no effect", "a second notice goes wrong", "everything is as after one"),
         ([CODE], "75 if a notice has left steps undone, else 0", "the wrong code is returned", "as a whole number"),
         ([HANDLER], "the handler of SIGTERM is the previous one", "the handler stays", "whatever it was"),
-        ([AFTER], "also after an exception", "after an exception the handler stays", "of train_step or of save"),
+        ([AFTER], "even after an exception", "after an exception the handler stays", "of train_step or of save"),
         ([RAISED], "which reaches the caller, and nothing is saved after it",
          "an exception does not reach the caller, or something is saved after it", "raise the very same exception"),
     )

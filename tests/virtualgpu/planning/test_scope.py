@@ -49,6 +49,14 @@ def test_an_exception_passes_through_and_nothing_stays(when):
     assert not torch.is_anomaly_enabled()
 
 
+def test_objects_are_collected_again_after_a_plan_also_where_python_froze_some_of_its_own(monkeypatch):
+    gc.unfreeze()
+    counted = gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 375 + counted())  # as Python 3.12 starts
+    plan(steps.mlp, 8, "T4")
+    assert counted() == 0, "what was there before the plan stays frozen, and its cycles are never freed"
+
+
 def test_holders_are_known_by_their_type_however_far_derived():
     class Both(torch.nn.Linear, torch.optim.Optimizer):
         def __init__(self):

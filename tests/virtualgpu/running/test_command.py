@@ -1,8 +1,11 @@
 """The options: what they choose, what is refused before anything runs; scripts that use `gpulab` themselves."""
 
 import gc
+import re
+import shlex
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from virtualgpu.running import command
 from virtualgpu.running.target import CannotRun
 from virtualgpu.scope import in_force
 
-from .starting import SCRIPTS, options_of
+from .starting import SCRIPTS, options_of, start
 
 LOOP = SCRIPTS / "loop.py"
 
@@ -117,6 +120,73 @@ def test_everything_is_put_back_afterwards(run):
     before = surroundings()
     run("loop")
     assert surroundings() == before
+
+
+# -- the help, and exit codes ----------------------------------------------------------------------------------------
+
+PAGE = Path(command.__file__).parents[2] / "docs" / "virtual_gpu.md"
+
+
+def the_help(*words):
+    """What `python -m gpulab … --help` prints, and the examples in it."""
+    text = start(*words, "--help", module="gpulab.__main__").stdout
+    return text, [
+        shlex.split(line, comments=True)
+        for line in re.findall(r"^  (?:timeout 60 )?(python -m .*?)(?:   |$)", text, re.M)
+    ]
+
+
+def test_every_example_of_the_help_is_a_command_that_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(command, "_check_json", lambda path: None)
+    text, examples = the_help("run")
+    assert len(examples) == 5
+    assert max(map(len, text.splitlines())) <= 80
+    for python, m, gpulab, run, *arguments in examples:
+        assert [python, m, gpulab, run] == ["python", "-m", "gpulab", "run"]
+        options = options_of(*arguments)
+        assert "train" in (options.module or options.script)[0]
+        if options.module is None:
+            prepared(*arguments)  # raises for what is not there
+
+
+def test_the_page_names_the_exit_codes_that_the_help_names():
+    in_help = re.findall(r"^  (\d+) +\S", the_help("run")[0].partition("exit codes:")[2], re.MULTILINE)
+    table = PAGE.read_text(encoding="utf-8").partition("| exit code of `run`")[2].partition("\n\n")[0]
+    assert in_help == ["0", "2", "12", "130", "143"] == re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("x = torch.ones(9, device='cuda')", 0),
+        ("x = torch.empty(99 << 30, dtype=torch.uint8, device='cuda')", 12),
+        ("try:\n    torch.empty(99 << 30, device='cuda')\nexcept torch.OutOfMemoryError:\n    pass", 0),
+        ("try:\n    torch.empty(99 << 30, device='cuda')\nexcept torch.OutOfMemoryError:\n    sys.exit(3)", 3),
+        ("raise MemoryError('the host has none')", 1),
+        ("raise KeyboardInterrupt", 130),
+    ],
+)
+def test_the_exit_code_says_how_it_ended(written, source, code):
+    done = written(f"import sys\nimport torch\n{source}\n", ["--shapes-only"])
+    assert done.code == code, done.err
+    assert f"exit code {code} after" in done.text
+
+
+@pytest.mark.parametrize("arguments", [["nothing.py"], ["--gpu", "T5", LOOP], ["--scaling", LOOP], ["-m"], []])
+def test_what_cannot_be_run_has_a_code_of_its_own(arguments, capfd):
+    assert command.main(options_of(*arguments)) == 2
+    assert capfd.readouterr().err.startswith("gpulab run: ")
+
+
+def test_a_run_on_one_gpu_that_fails_is_said_and_not_a_traceback(monkeypatch, capfd):
+    def fails(options):
+        raise CannotRun("--scaling: on one GPU: no such file")
+
+    monkeypatch.setattr(command, "run_on_one_gpu", fails)
+    assert command.main(options_of("--ranks", "2", "--scaling", LOOP)) == 2
+    assert capfd.readouterr().err == "gpulab run: --scaling: on one GPU: no such file\n"
 
 
 # -- gpulab within a script ------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def written(tmp_path, monkeypatch, run):
 
 
 def tried(done):
-    assert done.code == 1, done.err
+    assert done.code == 12, done.err
     return done.report.used[0].shortage.tried
 
 
@@ -168,7 +168,7 @@ def test_the_smallest_gpu_that_is_named_holds_it_and_the_next_smaller_does_not(w
     found = tried(written(TRAIN.format(steps=2, batch=80_000), "--gpu", "T4"))
     assert found.gpu == "RTX5090"
     assert written(TRAIN.format(steps=2, batch=80_000), "--gpu", "RTX5090").code == 0
-    assert written(TRAIN.format(steps=2, batch=80_000), "--gpu", "RTX4090").code == 1
+    assert written(TRAIN.format(steps=2, batch=80_000), "--gpu", "RTX4090").code == 12
 
 
 @CONFINES
@@ -201,7 +201,7 @@ def test_expandable_segments_are_not_advised_where_they_run_out_too(written, mon
     assert tried(done).expandable is None
     assert "expandable_segments:True does not help" in done.text
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    assert written(more, "--gpu", "T4").code == 1
+    assert written(more, "--gpu", "T4").code == 12
 
 
 CAUGHT = """
@@ -252,7 +252,7 @@ def test_with_values_backward_and_checkpoints_go_on_in_the_copy(tmp_path):
     done = start(
         "--gpu", "T4", script, cwd=tmp_path, env={"PYTORCH_ALLOC_CONF": "per_process_memory_fraction:0.012"}
     )  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 12
     said = " ".join(done.stderr.split())
     assert "Let go on over the limit to the end of a step, the run takes" in said
     assert done.stdout == "begun\n"

@@ -217,7 +217,7 @@ SHORT = Shortage(
     requested=6 * GiB, free=2 * GiB, allocated=10 * GiB, reserved=11 * GiB, room=T4 - 300 * MiB, line=LINE,
     shares=(Share(LINE, 9 * GiB),),
 )  # fmt: skip
-OUT = Ending(1, "error", "OutOfMemoryError: CUDA out of memory. Tried to allocate")
+OUT = Ending(12, "error", "OutOfMemoryError: CUDA out of memory. Tried to allocate")
 
 
 def short(shortage=SHORT, ending=OUT, **changes):

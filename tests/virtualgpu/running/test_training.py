@@ -122,7 +122,7 @@ def test_workers_that_are_forked_do_not_report(run):
 
 def test_out_of_memory_ends_in_pytorchs_traceback_and_says_what_would_help(run):
     done = run("too_large", options=SHAPES)
-    assert done.code == 1
+    assert done.code == 12
     trace, _, report = done.err.partition("\n\ngpulab run: ")
     assert re.findall(r'File ".*?(\w+\.py)", line \d+, in (\S+)', trace)[:2] == [
         ("too_large.py", "<module>"),
@@ -163,8 +163,8 @@ ON = (
         ("load raise", 1, CUT_SHORT),
         ("train raise", 1, CUT_SHORT),
         ("train exit", 3, CUT_SHORT),
-        ("infer memory", 1, f"Up to that line, before the first optimizer step, {NEED}"),
-        ("train memory", 1, f"Up to that line {NEED}"),
+        ("infer memory", 12, f"Up to that line, before the first optimizer step, {NEED}"),
+        ("train memory", 12, f"Up to that line {NEED}"),
     ],
 )
 def test_conclusions_go_no_further_than_what_was_seen(run, tmp_path, options, arguments, code, hint):

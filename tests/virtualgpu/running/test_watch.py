@@ -135,3 +135,22 @@ def test_a_line_without_source_has_its_place(tmp_path):
     gone, elsewhere = str(tmp_path / "job" / "gone.py"), str(tmp_path / "gone.py")
     places = SourceLines(str(tmp_path / "job"))
     assert [str(places.line((file, 3))) for file in (gone, elsewhere)] == ["gone.py:3", f"{elsewhere}:3"]
+
+
+def test_what_another_stream_still_uses_is_no_longer_allocated_once_it_is_freed(gpu):
+    watch = MemoryWatch(gpu.devices[0], _Lines())
+    side = torch.cuda.Stream()
+    x = torch.empty(4096, 4096, device="cuda")
+    with torch.cuda.stream(side):
+        x = x @ x
+    x.record_stream(torch.cuda.default_stream())
+    torch.empty(2048, 2048, device="cuda") @ torch.empty(2048, 2048, device="cuda")
+    del x
+    kept = torch.empty(4096, 4096, device="cuda")
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] > torch.cuda.memory_allocated() == 64 * MiB
+    assert watch.memory().end_allocated == torch.cuda.memory_allocated()
+    assert watch.memory().peak_allocated == torch.cuda.max_memory_allocated()
+    torch.cuda.synchronize()
+    del kept
+    torch.empty(1, device="cuda")
+    assert watch.memory().end_allocated == torch.cuda.memory_allocated() == 0

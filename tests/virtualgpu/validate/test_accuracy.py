@@ -39,16 +39,49 @@ def test_the_readme_keeps_what_stands_outside_the_marks(tmp_path):
         accuracy.write_readme("new", path)
 
 
-def test_the_readme_of_the_course_has_the_marks_in_order_and_six_lines_between_them():
+def test_the_readme_of_the_course_has_a_column_for_each_real_gpu_between_its_marks():
     text = (accuracy.ROOT / "README.md").read_text()
     begin, end = text.index(accuracy.BEGIN), text.index(accuracy.END)
     assert 0 < begin < end
-    lines = text[begin + len(accuracy.BEGIN) : end].splitlines()
-    assert len(lines) == 6
+    head, *lines = text[begin + len(accuracy.BEGIN) : end].splitlines()
     recordings = map(accuracy.predict.load, accuracy.predict.recordings())
-    for name in [one["device"]["name"] for one in recordings if accuracy.predict.is_of_a_gpu(one)]:
-        (line,) = [line for line in lines if line.startswith(f"- {name}: reserved memory")]
-        assert "step time" in line
+    names = [one["device"]["name"] for one in recordings if accuracy.predict.is_of_a_gpu(one)]
+    assert head.split(" | ")[1:] == [*(name.removeprefix("NVIDIA ") for name in names[:-1]), f"{names[-1][7:]} |"]
+    assert {line.split(" | ")[0] for line in lines if "step time" in line or "| peak" in line} == {
+        "| peak allocated",
+        "| peak reserved, which decides whether a step runs out",
+        "| step time, the kernels are the limit",
+        "| step time, the host is the limit",
+    }
+
+
+def test_steps_are_told_apart_by_what_was_their_limit(monkeypatch):
+    def step(kernels, busy, ours, batch):
+        row = {
+            "model": "mlp",
+            "batch": batch,
+            "mode": "fp32",
+            "optimizer": "adamw",
+            "step_ms": 10.0,
+            "peak": [100, 200],
+        }
+        row |= {"kernels_ms": kernels} if kernels else {}
+        return accuracy.predict.Trained(row, {"busy_ms": busy, "step_ms": ours, "peak": [99, 200]}, None)
+
+    for name in ("allocator", "saved"):
+        monkeypatch.setattr(accuracy.predict, name, lambda recording: [Pair("", 1, 1), Pair("", 1, 2)])
+    recording = {"device": {"name": "NVIDIA X1"}}
+    table = accuracy.compared([(recording, [step(8.0, 4.0, 9.0, 1), step(3.0, 9.0, 4.0, 2), step(None, 7.0, 11.0, 3)])])
+    head, _, *lines = table.splitlines()
+    assert head.endswith("| X1 |")
+    cells = dict(line.strip("| ").split(" | ") for line in lines)
+    assert cells["to the byte: events of the allocator"] == "1 of 2"
+    assert cells["peak allocated"] == "3 steps, 3 too small: median 1.00 %, worst −1.00 % (mlp 1 fp32)"
+    assert cells["step time, the kernels are the limit"].startswith("2 steps, 1 too small: median 10.00 %, worst")
+    assert (
+        cells["step time, the host is the limit"] == "1 steps, 1 too small: median 60.00 %, worst −60.00 % (mlp 2 fp32)"
+    )
+    assert cells["the kernels alone"].startswith("2 steps, 1 too small: median 125.00 %")
 
 
 def test_the_lines_of_the_readme_are_on_the_page_that_they_stand_for():
