@@ -260,6 +260,17 @@ IN_PART = {
         ("virtualgpu/running/hints.py", "def _out_of_memory", "def _room"),
         {"expandable segments": "expandable_segments", "several gpus": "smallest gpu of the table"},
     ),
+    "gpulab run --what-if": (
+        ("virtualgpu/running/remedies.py", "found = [", "return ["),
+        {
+            "expandable segments": "_expandable()",
+            "kernels that write less": '"fused"',
+            "autocast": '"autocast"',
+            "micro-batches": '"micro-batch"',
+            "checkpointing": "_checkpointing(",
+            "several gpus": "_ranks(",
+        },
+    ),
     "15": (("lessons/15_capstone/lecture.py", "**It does not fit:**", "**It is slow:**"), {}),
 }
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from ..choice import choose
 from . import target
+from .arguments import VIRTUAL, again, check_json
+from .remedies import NAMES as REMEDIES
 
 if TYPE_CHECKING:
     from .report import Alone
@@ -55,6 +57,8 @@ Steps are those of the optimizers: every optimizer.step() is a mark.
 With several ranks: torchrun --nproc-per-node 2 -m gpulab run script.py; each rank has a report of its own. Or
 imagined: --ranks 64 --gpu H100; then this process is rank 0, and the others are taken to do what it does. With
 --scaling the script runs twice, and writes twice what it writes: first on one GPU as --ranks 1 --skip-ddp has it.
+With --what-if the script runs about ten times, each time with one thing changed from outside, and writes as often what
+it writes to files; what it prints is dropped. Best with --shapes-only --repeatable, and few steps.
 SIGTERM (timeout 60 python -m gpulab run …) and Ctrl-C end the script, and the report still comes; of a rank that waits
 for others it says in what, and for whom.
 """
@@ -82,12 +86,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes-only", action="store_true", help="no values: any size of model, and much faster")
     parser.add_argument("--repeatable", action="store_true", help="no time of this machine's: the same in every run")
     parser.add_argument("--json", metavar="FILE", help="write the report there too, - for standard output")
+    parser.add_argument("--what-if", action="store_true", help="run it again with each of some remedies, and compare")
+    parser.add_argument("--remedies", metavar="NAMES", help=f"of --what-if only these: {','.join(REMEDIES)}")
+    parser.add_argument(
+        "--price", metavar="GPU=HOUR", action="append", default=[], help="of --what-if: money, as in T4=1,L4=2"
+    )
+    parser.add_argument("--trial", nargs=2, help=argparse.SUPPRESS)  # what --what-if runs: a patch, a file for Seen
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py args", help="all of it the script's")
 
 
 def main(options: argparse.Namespace) -> int:
     """Run; return the exit code that the help names. The report is written at the interpreter's exit."""
+    if options.what_if:
+        from . import what_if
+
+        return what_if.main(options)
     try:
         session = prepare(options)
         if options.scaling:
@@ -95,6 +109,10 @@ def main(options: argparse.Namespace) -> int:
     except (target.CannotRun, ValueError) as error:
         print(f"gpulab run: {error}", file=sys.stderr)
         return 2
+    if options.trial is not None:
+        from . import seen
+
+        seen.begin(*options.trial)
     session.begin()
     if not faulthandler.is_enabled():
         faulthandler.enable()  # if C code dereferences a virtual GPU's address, show at least the script's line
@@ -112,7 +130,7 @@ def prepare(options: argparse.Namespace) -> Session:
         what = _script(options.script[1:] if options.script[:1] == ["--"] else options.script)
     mode, name = choose(options.gpu)
     count = _count(options.gpus)
-    _check_json(options.json)
+    check_json(options.json)
 
     import torch
 
@@ -126,8 +144,7 @@ def prepare(options: argparse.Namespace) -> Session:
     if options.skip_ddp and options.ranks != 1:
         raise target.CannotRun("--skip-ddp leaves out the exchange of gradients: it needs --ranks 1.")
     if mode == "real":
-        named = ("gpus", "shapes_only", "repeatable", "ranks", "nodes", "link", "adapters", "skip_ddp")
-        for option, given in ((f"--{name.replace('_', '-')}", getattr(options, name) or False) for name in named):
+        for option, given in ((f"--{name.replace('_', '-')}", getattr(options, name) or False) for name in VIRTUAL):
             if given:
                 raise target.CannotRun(f"{option} is for virtual GPUs, and --gpu real is not one.")
         if not torch.cuda.device_count():
@@ -158,14 +175,10 @@ def run_on_one_gpu(options: argparse.Namespace) -> Alone:
     dropped."""
     from .report import Alone
 
-    command = [sys.executable, "-m", "gpulab", "run", "--ranks", "1", "--skip-ddp"]
-    command += ["--gpu", options.gpu] if options.gpu is not None else []
-    command += ["--shapes-only"] if options.shapes_only else []
-    command += ["--repeatable"] if options.repeatable else []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "alone.json"
-        what = ["--", *options.script] if options.module is None else ["-m", *options.module]
-        done = subprocess.run([*command, "--json", str(file), *what], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        command = again(options, file, ranks=1, skip_ddp=True, gpus=None, nodes=None, link=None, adapters=None)
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         if not file.exists():
             raise target.CannotRun(f"--scaling: on one GPU: {done.stderr.decode(errors='replace').strip()}")
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -185,22 +198,3 @@ def _script(command: list[str]) -> target.Target:
 def _count(given: int | None) -> int:
     """Return the number of GPUs; VirtualGPU checks the range."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if given is None else given
-
-
-def _check_json(path: str | None) -> None:
-    """Raise CannotRun if the report cannot be written, before the script runs for hours."""
-    if path is None or path == "-":
-        return
-    from .report import json_path
-
-    where = json_path(path, None)
-    folder = where.parent
-    if where.is_dir():
-        why = "it is a directory"
-    elif not folder.is_dir():
-        why = f"there is no directory {str(folder)!r}"
-    elif not os.access(where if where.exists() else folder, os.W_OK):
-        why = "it may not be written"
-    else:
-        return
-    raise target.CannotRun(f"--json {path!r} cannot be written: {why}.")

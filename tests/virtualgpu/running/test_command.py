@@ -139,7 +139,7 @@ def the_help(*words):
 def test_every_example_of_the_help_is_a_command_that_is_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(command, "_check_json", lambda path: None)
+    monkeypatch.setattr(command, "check_json", lambda path: None)
     text, examples = the_help("run")
     assert len(examples) == 5
     assert max(map(len, text.splitlines())) <= 80
