@@ -22,9 +22,13 @@ _MOST = 20_000  # calls whose memory is kept
 
 
 class CreateGraphCalls:
-    """Patches `backward` and `grad` until `end`. `allocated()` returns the bytes on the GPU, None without one."""
+    """Patches `backward` and `grad` until `end`. `allocated()` returns the bytes on the GPU, None without one.
+
+    `passing(begins)` is called before and after each pass.
+    """
 
     def __init__(self, allocated: Callable[[], int | None], places: SourceLines) -> None:
+        self.passing: Callable[[bool], None] = lambda begins: None
         self.building = False  # True while such a pass runs
         self._allocated, self._places = allocated, places
         self._held = array("q")
@@ -48,6 +52,13 @@ class CreateGraphCalls:
 
     def _seeing(self, own: Callable[..., Any], *, stores: bool) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            self.passing(True)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.passing(False)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
             # tensors, grad_tensors, retain_graph, create_graph; or outputs, inputs, grad_outputs, and these two
             if not kwargs.get("create_graph", args[3 if stores else 4] if len(args) > (3 if stores else 4) else False):
                 return own(*args, **kwargs)

@@ -31,6 +31,7 @@ class LoaderWaits:
 
     def __init__(self, clock: Callable[[], Clock | None] = lambda: None) -> None:
         self.seconds, self.batches = 0.0, 0
+        self.samples = self.tokens = 0  # in the batches whose form tells
         self._clock = clock
         self._inside = False
         self._workers: weakref.WeakKeyDictionary[Any, _Workers] = weakref.WeakKeyDictionary()
@@ -80,6 +81,9 @@ class LoaderWaits:
                     wait = workers.wait(began)
                 clock.spend(wait)
             self.batches += 1
+            samples, tokens = _amounts(batch)
+            self.samples += samples
+            self.tokens += tokens
             return batch
         finally:
             ended = now()
@@ -87,6 +91,16 @@ class LoaderWaits:
                 workers.last = None if clock is None else ended  # the next batch may be timed by another clock
             self.seconds += ended - began
             self._inside = False
+
+
+def _amounts(batch: Any) -> tuple[int, int]:
+    """Return the samples and tokens of a batch, by its first tensor: whole numbers in two dimensions are tokens."""
+    while isinstance(batch, (dict, list, tuple)) and batch:
+        first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+        batch = batch.get("input_ids", first) if isinstance(batch, dict) else first
+    if not isinstance(batch, torch.Tensor) or not batch.dim():
+        return 0, 0
+    return len(batch), batch.numel() if batch.dim() == 2 and not batch.is_floating_point() else 0
 
 
 class _Workers:

@@ -161,7 +161,7 @@ def test_a_script_with_workers_gets_the_line(run):
     done = run("workers", "fork")
     (steps,) = done.report.steps
     assert 0 <= steps.waited_share < 1  # two workers are as quick as the step
-    assert "  waited for data   " in done.text
+    assert "  waited for data " in done.text
     assert "waited for data" not in run("loop").text  # it has no loader
 
 
