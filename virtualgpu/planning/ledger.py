@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 
+from .. import own_code
 from ..operations import factories
 from ..scope.labels import NAME, Label, parts_of, storage_of
 
@@ -197,7 +198,7 @@ def _from_nothing() -> bool:
         if frame is None:
             return False
         if frame.f_code is factories.create.__code__:
-            return not any(True for _ in _blocks(frame.f_locals["args"]))
+            return not any(True for _ in _blocks(own_code.local_of(frame, "args")))
         frame = frame.f_back
     return False
 

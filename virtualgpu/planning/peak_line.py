@@ -129,7 +129,7 @@ def operation_of(frame: FrameType) -> str | None:
 
     if frame.f_code is not Dispatch.__torch_dispatch__.__code__:
         return None
-    return str(frame.f_locals["func"].name()).partition(".")[0].replace("::", ".")
+    return str(own_code.local_of(frame, "func").name()).partition(".")[0].replace("::", ".")
 
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')

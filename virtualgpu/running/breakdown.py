@@ -7,6 +7,7 @@ new peak, where memory runs out, and at the end. Nothing of the script is kept a
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from .. import operations
+from ..own_code import local_of
 from ..planning import tensor_roles
 from ..planning.ledger import Entry, Ledger
 from ..planning.peak_line import operation_of
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 _SHARE = 1000  # a block of less than one in so many of the bytes then allocated is not described
 _LARGEST = 5
 _NEWER = 1.01  # a peak of at least so many times the last is broken down anew
+_OPERATIONS = os.path.join(os.path.dirname(operations.__file__), "")  # whose `out` or `shapes` is the result
 _MODULE = torch.nn.Module._call_impl.__code__
 
 
@@ -128,9 +132,9 @@ class Breakdowns:
         while frame is not None:
             code = frame.f_code
             if code is _MODULE:
-                modules.append(frame.f_locals["self"])
-            elif not operation:
-                out = frame.f_locals.get("out", frame.f_locals.get("shapes"))  # the result, as `operations` calls it
+                modules.append(local_of(frame, "self"))
+            elif not operation and code.co_filename.startswith(_OPERATIONS):
+                out = next((out for name in ("out", "shapes") if (out := local_of(frame, name)) is not None), None)
                 if shape is None and isinstance(out, torch.Tensor) and _is_new(out):
                     shape, dtype = tuple(map(int, out.shape)), str(out.dtype).removeprefix("torch.")
                 operation = operation_of(frame) or ""
