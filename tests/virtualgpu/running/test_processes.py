@@ -118,7 +118,7 @@ def waits_in(text):
     """What each report says its rank waits in, by rank; lines are joined again."""
     found = {}
     for block in text.split("gpulab run: ")[1:]:
-        rows = re.search(r"^  waits in +(.*(?:\n {20}.*)*)", block, re.MULTILINE)
+        rows = re.search(r"^  waits in +(.*(?:\n {18}.*)*)", block, re.MULTILINE)
         found[int(re.search(r"rank (\d) of 2", block)[1])] = " ".join(rows[1].split())
     return found
 
