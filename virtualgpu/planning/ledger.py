@@ -110,13 +110,13 @@ class Ledger:
     def held(self, *, now: bool = False) -> list[tuple[Role, Entry]]:
         """Return the blocks alive at the peak of the step, or `now`, with their roles.
 
-        In a forward pass what is alive now counts as kept for backward.
+        In a forward pass, and where a backward pass begins, what is alive now counts as kept for backward.
         """
         for label in (*self._device.workspaces.values(), self._device.dropout_state):
             if label is not None and label.block in self._alive:
                 self._alive[label.block].role = "workspaces"
         at, starts = (self._events if now else self._peak_event), self._starts_of_backward
-        if now and self.phase() == "forward":
+        if now and self.phase() in ("forward", "backward"):
             starts = [*starts, self._events + 1]
         return [(self._role(entry, starts), entry) for entry in self._entries if entry.born <= at < entry.died]
 

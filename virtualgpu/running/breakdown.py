@@ -103,11 +103,11 @@ class Breakdowns:
         tensor_roles.assign_roles(ledger)
         held = ledger.held(now=now)
         categories = dict.fromkeys((role for role, _ in held), 0)
-        alike: dict[tuple[int, _What], list[_What]] = {}
+        alike: dict[tuple[int, str, _What], list[_What]] = {}
         for role, entry in held:
             categories[role] += entry.size
             if entry.what is not None:
-                alike.setdefault((entry.size, entry.what._replace(module="", phase="")), []).append(entry.what)
+                alike.setdefault((entry.size, role, _kind(role, entry.what)), []).append(entry.what)
         last = self._describe(None, Entry(0, 0, ledger.phase(), False)) if now else ledger.peak_what
         return Breakdown(
             step=self._step,
@@ -117,8 +117,8 @@ class Breakdowns:
             allocated=sum(categories.values()),
             categories=tuple(sorted(categories.items(), key=lambda item: -item[1])),
             largest=tuple(
-                Tensors(nbytes, len(same), *what[2:5], same[0].module, self._line(what.place))
-                for (nbytes, what), same in sorted(alike.items(), key=lambda item: -item[0][0])[:_LARGEST]
+                Tensors(nbytes, len(same), role, *same[0][2:6], self._line(what.place))
+                for (nbytes, role, what), same in sorted(alike.items(), key=lambda item: -item[0][0])[:_LARGEST]
             ),
         )
 
@@ -151,6 +151,12 @@ class Breakdowns:
         if entry.phase in ("forward", "no_grad") and not self._computes:
             return "load"
         return "evaluation" if entry.phase == "no_grad" else entry.phase
+
+
+def _kind(role: str, what: _What) -> _What:
+    """Return what tensors have in common that are shown as one."""
+    made = "" if role in ("weights", "gradients", "optimizer_state") else what.operation
+    return what._replace(phase="", operation=made, module="")
 
 
 def _is_new(tensor: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..gpus.specs import SPECS
 from ..units import duration, mib
+from . import known_errors
 from .report import Gpu, Report, Tried, ran_out
 from .verdict import REACH
 
@@ -23,7 +24,8 @@ _NO_STEP = "No optimizer step was seen: what training takes is not in these numb
 def hints(report: Report) -> tuple[str, ...]:
     """Return the sentences, the most important first."""
     if _failed(report):
-        return (*_values(report), *((_CUT_SHORT,) if report.used else ()))
+        known = () if _values(report) else filter(None, [known_errors.explanation(report.ending.why)])
+        return (*_values(report), *known, *((_CUT_SHORT,) if report.used else ()))
     if not report.used:
         return _unused(report)
     found = [] if report.trained or ran_out(report) else [_NO_STEP]

@@ -26,12 +26,13 @@ class LoaderWaits:
     within a data set does not count again.
 
     `clock` gives the virtual clock where it counts the host's own time; `seconds` are its seconds then, and this
-    machine's where it gives None.
+    machine's where it gives None. `passing(begins)` is called before and after each batch.
     """
 
     def __init__(self, clock: Callable[[], Clock | None] = lambda: None) -> None:
         self.seconds, self.batches = 0.0, 0
         self.samples = self.tokens = 0  # in the batches whose form tells
+        self.passing: Callable[[bool], None] = lambda begins: None
         self._clock = clock
         self._inside = False
         self._workers: weakref.WeakKeyDictionary[Any, _Workers] = weakref.WeakKeyDictionary()
@@ -70,6 +71,7 @@ class LoaderWaits:
     def _next(self, iterator: Any, own: Callable[[Any], Any]) -> Any:
         clock, workers = self._clock(), self._workers.get(iterator)
         now = time.monotonic if clock is None else clock.perf_counter  # scopes do not replace time.monotonic
+        self.passing(True)
         self._inside = True
         began = now()
         try:
@@ -91,6 +93,7 @@ class LoaderWaits:
                 workers.last = None if clock is None else ended  # the next batch may be timed by another clock
             self.seconds += ended - began
             self._inside = False
+            self.passing(False)
 
 
 def _amounts(batch: Any) -> tuple[int, int]:

@@ -26,7 +26,7 @@ class Meter(Protocol):
         """Return the time on the GPU's clock and the allocated bytes."""
 
     def mark(self, device: Any) -> Any:
-        """Return the time alone."""
+        """Return the time at which all work that is queued now would be done, as of an event."""
 
     def seconds(self, marks: list[Any]) -> list[float] | None:
         """Return the times of readings, in seconds since some moment; None where they cannot be read any more."""
@@ -61,12 +61,12 @@ class VirtualMeter:
         watch = self.watches[device.index or 0]
         with watch.device.lock:
             watch.device.drain()
-        return self.mark(device), watch.allocated
+        index = device.index or 0
+        return (self.clock.now(index), self.clock.busy(index), self.clock.own), watch.allocated
 
     def mark(self, device: Any) -> Any:
-        """Return the mark."""
-        index = device.index or 0
-        return self.clock.now(index), self.clock.busy(index), self.clock.own
+        """Return the mark of an event."""
+        return max(self.clock.now(device.index or 0), self.clock.host), 0.0, 0.0
 
     def seconds(self, marks: list[Any]) -> list[float] | None:
         """Return the time at which all work was done, at each mark."""

@@ -27,10 +27,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Tensors:
-    """`count` tensors alike, each of `nbytes`: made by an operation, at a line, in a module (the first of them)."""
+    """`count` tensors alike, each of `nbytes`: made by an operation, at a line, in a module (the first of them).
+
+    `shape` is None for a kernel's temporary memory and other blocks that are no operation's result.
+    """
 
     nbytes: int
     count: int
+    category: str
     shape: tuple[int, ...] | None
     dtype: str
     operation: str
@@ -127,7 +131,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cycles:
-    """Calls of `backward(create_graph=True)`, the last of them at `line`, and the bytes that each leaves on average."""
+    """Calls of `backward(create_graph=True)`, most of them at `line`, and the bytes that each leaves on average."""
 
     calls: int
     growth: int
@@ -171,8 +175,9 @@ class Steps:
     seconds of a step outside PyTorch's calls, including loading without workers (on this machine; None where the clock
     leaves them out).
 
-    `parts` are the median seconds of a step on the GPU's clock in "forward" (with all that has no name), "backward" and
-    "optimizer"; `samples` and `tokens` those of the loader's batches per second, where their form tells.
+    `parts` are the median seconds of a step on the GPU's clock in "data" (it waits for a loader), "forward" (with all
+    that has no name), "backward" and "optimizer"; `samples` and `tokens` those of the loader's batches per second,
+    where their form tells.
     """
 
     optimizer: str

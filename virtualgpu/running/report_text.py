@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable
 
 from ..units import duration, mib, with_prefix
 from .report import Breakdown, Gpu, Report, Share, Steps, Tensors, ran_out
-from .verdict import verdict
+from .verdict import a_gpu, verdict
 
 WIDTH = 80
 _LABEL = 16
 _SHARES = 3
 _OPTIMIZERS = 3
+_SMALL = 0.01  # of the bytes at the peak: smaller categories are not shown
 _LATE = 0.01  # of the time in collectives: shorter waits for other ranks are not shown
 Rows = list[tuple[str, str]]
 # Of steps recorded or published, the median error of the predicted time: docs/accuracy.md.
@@ -64,7 +66,9 @@ def _row(label: str, text: str) -> list[str]:
 
 
 def _wrap(text: str, first: str = "", rest: str = "  ") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    text = re.sub(r"(?<=\d) (?=[A-Za-zµ])", "\u00a0", text)  # a number and its unit stay together
+    lines = textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def _cut(text: str, width: int = WIDTH - _LABEL - 2) -> str:
@@ -88,32 +92,42 @@ def _memory(report: Report, gpu: Gpu, *, holders: bool) -> Rows:
         asked = f"{mib(short.requested)}, of which {mib(short.missing)} were missing"
         rows.append(("ran out" if ran_out(report) else "ran out last", f"asked for {asked}"))
         rows.append(("asked at", _cut(f"{short.line}" if short.line else "PyTorch's own")))
-        rows += _reached(report, short.breakdown) + _shares("held then by", short.shares, short.allocated)
+        rows += _reached("asked in", report, short.breakdown) + _shares("held then by", short.shares, short.allocated)
     elif holders:
-        rows += _reached(report, memory.breakdown)
+        rows += _reached("reached in", report, memory.breakdown)
         rows += [] if memory.peak_line is None else [("reached at", _cut(str(memory.peak_line)))]
         rows += _shares("held by", memory.peak_shares, memory.peak_allocated)
     found = memory.breakdown if short is None else short.breakdown
     if found is None or not holders:
         return rows
-    parts = [f"{name.replace('_', ' ')} {mib(nbytes)}" for name, nbytes in found.categories if nbytes]
+    least = _SMALL * found.allocated
+    parts = [f"{_name(role)} {mib(nbytes)}" for role, nbytes in found.categories if nbytes > least]
     rows.append(("categories", ", ".join(parts)))
-    return rows + [("" if at else "largest", _tensors(each)) for at, each in enumerate(found.largest)]
+    return rows + [("" if at else "largest", _tensors(report, each)) for at, each in enumerate(found.largest)]
 
 
-def _reached(report: Report, found: Breakdown | None) -> Rows:
+def _name(category: str) -> str:
+    return category.replace("_", " ")
+
+
+def _reached(label: str, report: Report, found: Breakdown | None) -> Rows:
     if found is None or not found.phase:
         return []
     step = f" of step {found.step}" if report.steps and found.phase != "load" else ""
     by = " in ".join(filter(None, (found.operation, found.module)))
-    return [("in", _cut(f"{found.phase}{step}" + (f": {by}" if by else "")))]
+    return [(label, _cut(f"{found.phase}{step}" + (f": {by}" if by else "")))]
 
 
-def _tensors(each: Tensors) -> str:
+def _tensors(report: Report, each: Tensors) -> str:
     several = f"{each.count} x " if each.count > 1 else ""
     shape = "" if each.shape is None else f"{each.dtype} {'x'.join(map(str, each.shape)) or 'scalar'}  "
-    by = each.module + (", …" if each.count > 1 else "") if each.module else each.operation
-    line = f", {each.line.file}:{each.line.line}" if each.line and not each.module else ""
+    by = each.module + (", …" if each.count > 1 else "")
+    if not each.module:
+        by = each.operation if each.category in ("activations", "temporaries") else _name(each.category)
+    elif each.shape is None:
+        by = f"{_name(each.category)}, {by}"
+    file = "line " if each.line and each.line.file.endswith(report.name) else f"{each.line.file}:" if each.line else ""
+    line = f", {file}{each.line.line}" if each.line and not each.module else ""
     return _cut(f"{several + mib(each.nbytes):>12}  {shape}{by}{line}")
 
 
@@ -131,7 +145,8 @@ def _shares(label: str, shares: tuple[Share, ...], total: int) -> Rows:
 
 def _rates(report: Report) -> str:
     source = next((gpu.time.source for gpu in report.used if gpu.time), "")
-    return (f", {source}" if source else "") + (f"; off by {OFF[report.gpu]}" if report.gpu in OFF else "")
+    off = f"median error {OFF[report.gpu]}" if report.gpu in OFF else f"error for {a_gpu(report)} not known"
+    return f", {source}; {off}" if source else ""
 
 
 def _time(report: Report, gpu: Gpu) -> Rows:
@@ -160,10 +175,9 @@ def _parts(steps: Steps) -> Rows:
     """Show where the time of a step goes, and what it processes."""
     if not steps.median or not sum(seconds for _, seconds in steps.parts):
         return []
-    data = min(steps.waited or 0.0, dict(steps.parts)["forward"])  # the GPU has nothing to do then: in forward
-    parts = {"data": data, **dict(steps.parts)}
-    parts["forward"] -= data
-    rows = [("a step", ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds))]
+    names = {"forward": "forward and other"}
+    parts = (f"{names.get(name, name)} {duration(seconds)}" for name, seconds in steps.parts if seconds)
+    rows = [("a step", ", ".join(parts))]
     if steps.between is not None and steps.between.exposed:
         rows[0] = ("a step", f"{rows[0][1]}; of it other ranks {duration(steps.between.exposed)}")
     rates = [f"{rate:,.0f} {name}" for rate, name in ((steps.samples, "samples"), (steps.tokens, "tokens")) if rate]

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -93,7 +94,8 @@ class Session:
         undo.callback(waits.end)
         self._steps = StepMarks(self._meter, self._stepped, waits)
         undo.callback(self._steps.end)
-        self._backwards.passing = self._steps.backward
+        self._backwards.passing = partial(self._steps.passes, "backward")
+        waits.passing = partial(self._steps.passes, "data")
         children = ChildProcesses(recipe, self._forget)
         undo.callback(children.end)
         self._take_sigterm()

@@ -21,6 +21,7 @@ from .meters import Meter
 from .report import Steps
 
 _MOST = 20_000  # marks kept for one optimizer; later steps are counted
+_SPLIT = 1000  # steps that are split into phases
 _SETTLED = 3  # steps after which a loop has allocated what it keeps
 
 
@@ -44,7 +45,8 @@ class _Series:
         if len(self.marks) < _MOST:
             mark, allocated = self.meter.reading(self.device)
             self.marks.append(mark)
-            self.cuts.append(("", mark))
+            if len(self.marks) <= _SPLIT:
+                self.cuts.append(("", mark))
             self.host.append(time.monotonic())  # scopes do not replace it
             more = bool(self.held) and allocated > self.held[-1]
             self.state.append(sum(t.nbytes for t in tensor_roles.tensors_in(optimizer.state)) if more else -1)
@@ -57,7 +59,7 @@ class _Series:
 
     def cut(self, phase: str) -> None:
         """Note that a phase ends now, and another begins."""
-        if 0 < len(self.marks) < _MOST:
+        if 0 < len(self.marks) < _SPLIT:
             self.cuts.append((phase, self.meter.mark(self.device)))
 
     def parts(self) -> tuple[tuple[str, float], ...]:
@@ -67,12 +69,12 @@ class _Series:
             return ()
         steps: list[dict[str, float]] = [{}]
         for (begin, end), (phase, _) in zip(itertools.pairwise(times), self.cuts[1:], strict=True):
-            steps[-1][phase or "forward"] = steps[-1].get(phase or "forward", 0.0) + end - begin
+            steps[-1][phase or "forward"] = steps[-1].get(phase or "forward", 0.0) + max(0.0, end - begin)
             if not phase:
                 steps.append({})
         return tuple(
             (phase, statistics.median(step.get(phase, 0.0) for step in steps[:-1]))
-            for phase in ("forward", "backward", "optimizer")
+            for phase in ("data", "forward", "backward", "optimizer")
         )
 
     def steps(self) -> Steps:
@@ -160,29 +162,25 @@ class StepMarks:
         """Return all optimizers that have taken a step, in the order of their first."""
         return tuple(series.steps() for series in self._all)
 
-    def backward(self, begins: bool) -> None:
-        """Note that a backward pass begins, or has ended."""
-        self._cut("backward", begins)
-
-    def _cut(self, phase: str, begins: bool) -> None:
+    def passes(self, phase: str, begins: bool) -> None:
         """Note in the first optimizer's series that a phase begins within another, or has ended."""
         if self._all:
             with self._all[0].meter.aside():
                 self._all[0].cut(self._phases[-1])
         if begins:
             self._phases.append(phase)
-        elif len(self._phases) > 1:
-            self._phases.pop()
+        elif phase in self._phases:  # an optimizer's step that failed has left its own
+            del self._phases[self._phases.index(phase) if phase == "optimizer" else -1 :]
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._cut("optimizer", True)
+        self.passes("optimizer", True)
         meter, device = self._meter(), _device(optimizer)
         if device is not None:
             with contextlib.nullcontext() if meter is None else meter.aside():
                 self._also(optimizer, device, False)
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._cut("optimizer", False)
+        self.passes("optimizer", False)
         series = self._series.get(optimizer)
         meter, device = self._meter(), _device(optimizer)
         if series is not None:

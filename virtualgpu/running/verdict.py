@@ -7,6 +7,7 @@ from .report import Gpu, Report, ran_out
 
 _WHY = 80  # characters of an error
 REACH = {"": " up to that line", "step": " to the end of a step", "end": " to the script's end"}
+_WHOLE = {"step": "a whole step", "end": "the whole run"}
 
 
 def verdict(report: Report) -> str:
@@ -25,10 +26,10 @@ def verdict(report: Report) -> str:
     what = "fits on" if report.trained else "what ran fits on"
     fullest = f"; cuda:{gpu.index} is the fullest" if len(report.used) > 1 else ""
     beside = "" if gpu.memory.peak_used is not None else " beside the context"
-    left = f"{mib(_left(gpu))} to spare{beside} ({_left(gpu) / gpu.memory.total:.0%})"
+    left = f"{mib(_left(gpu))} to spare{beside} ({_left(gpu) / gpu.memory.total:.0%}, {report.numbers})"
     failed = sum(each.memory.failures for each in report.used)
     times = "once" if failed == 1 else f"{failed:,} times"
-    return f"{what} {_gpu(report)} with {left}{fullest}" + (f"; ran out {times}, and went on" if failed else "")
+    return f"{what} {a_gpu(report)} with {left}{fullest}" + (f"; ran out {times}, and went on" if failed else "")
 
 
 def _left(gpu: Gpu) -> int:
@@ -36,7 +37,7 @@ def _left(gpu: Gpu) -> int:
     return memory.total - (memory.peak_reserved if memory.peak_used is None else memory.peak_used)
 
 
-def _gpu(report: Report) -> str:
+def a_gpu(report: Report) -> str:
     """Return the GPU's name with an article: "a T4", "an H100"."""
     if report.numbers != "virtual":
         return report.gpu
@@ -44,11 +45,13 @@ def _gpu(report: Report) -> str:
 
 
 def _too_little(report: Report, gpu: Gpu) -> str:
-    short, text = gpu.shortage, f"does not fit on {_gpu(report)}: "
+    short, text = gpu.shortage, f"does not fit on {a_gpu(report)}: "
     assert short is not None
     tried = short.tried
     if tried is None or not tried.until:
-        return f"{text}{mib(short.missing)} missing{REACH['']}"
-    missing = mib(tried.used - gpu.memory.total)
-    expandable = "; in expandable segments it fits" if tried.expandable is not None else ""
-    return f"{text}{missing} missing{REACH[tried.until]}{expandable}"
+        return f"{text}{mib(short.missing)} missing{REACH['']} ({report.numbers})"
+    more = mib(tried.used - gpu.memory.total)
+    text += f"{_WHOLE[tried.until]} takes {mib(tried.used)}, {more} more than it has (virtual)"
+    if tried.expandable is not None:
+        text += f"; in expandable segments it fits, with {mib(gpu.memory.total - tried.expandable)} to spare"
+    return text

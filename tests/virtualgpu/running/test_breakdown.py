@@ -48,7 +48,7 @@ def test_the_peak_of_the_run_is_broken_down_and_not_that_of_a_certain_step(memor
     assert categories["activations"] >= 4 * 8192 * 4096
     first = found.largest[0]
     assert (first.nbytes, first.shape, first.dtype) == (128 * MiB, (8192, 4096), "float32")
-    assert "  in              backward of step 3: " in text
+    assert "  reached in      backward of step 3: " in text
     assert "128.0 MiB  float32 8192x4096" in text
 
 
@@ -78,8 +78,19 @@ def test_a_first_step_that_runs_out_is_broken_down_where_it_does(memory):
         (2**31, (2**19, 1024), ""),
     ]
     assert found.largest[1].line.code.startswith("model(torch.randn(2**19")
-    assert "  in              forward: relu in 1" in text
+    assert "  asked in        forward: relu in 1" in text
     assert gpu.memory.breakdown == found
+
+
+def test_what_is_kept_for_a_backward_pass_that_runs_out_at_its_beginning_is_activations(memory):
+    source = """\
+import torch
+x = torch.randn(2**30, device="cuda", requires_grad=True)
+(x * 2).exp().backward(torch.ones((), device="cuda").expand(2**30))
+"""
+    gpu, _ = memory(source, code=1)
+    found = gpu.shortage.breakdown
+    assert (found.phase, dict(found.categories)["activations"]) == ("backward", 2**32)
 
 
 def test_modules_in_lists_have_their_path(memory):

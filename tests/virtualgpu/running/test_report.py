@@ -54,14 +54,14 @@ def with_memory(**changes):
 def test_the_text_of_a_plain_run():
     assert as_text(REPORT, ()).splitlines() == [
         "gpulab run: train.py on a virtual T4",
-        "Verdict: fits on a T4 with 13,795 MiB to spare (91%)",
+        "Verdict: fits on a T4 with 13,795 MiB to spare (91%, virtual)",
         "Memory (virtual)",
         "  peak            900.0 MiB allocated, 1,000 reserved, 1,300 of 15,095 used",
         "  reached at      train.py:12  loss.backward()",
         "  held by            600.0 MiB  train.py:12  loss.backward()",
         "                     250.0 MiB  train.py:9  out = model(x)",
         "                      50.0 MiB  other lines",
-        "Speed (virtual, published rates)",
+        "Speed (virtual, published rates; error for a T4 not known)",
         "  GPU busy        3.00 s in 30,000 kernels, 75% of 4.00 s, not launch-bound",
         "                  4.00 TFLOP/s in matrix products",
         "  steps           20 of AdamW (1.20 M parameters, cuda:0), every 200 ms, 1.50 s",
@@ -77,9 +77,8 @@ def test_every_number_of_a_real_gpu_is_measured():
     text = as_text(report, hints(report))
     assert "virtual" not in text
     assert "on NVIDIA H200" in text
-    assert (
-        "\nVerdict: fits on NVIDIA H200 with 14,095 MiB to spare beside the context (93%)\nMemory (measured)\n" in text
-    )
+    spare = "14,095 MiB to spare beside the context (93%, measured)"
+    assert f"Verdict: fits on NVIDIA H200 with {spare} Memory (measured)" in " ".join(text.split())
     assert "Speed (measured)" in text
 
 
@@ -102,11 +101,11 @@ def test_waiting_for_data_is_this_machines_whatever_the_gpu():
 
 def test_a_step_is_split_and_has_its_rates():
     split = replace(
-        STEPS, parts=(("forward", 0.06), ("backward", 0.11), ("optimizer", 0.01)), waited=0.02, waited_share=0.1,
+        STEPS, parts=(("data", 0.02), ("forward", 0.04), ("backward", 0.11), ("optimizer", 0.01)), waited=0.02, waited_share=0.1,
         samples=320.4, between=Between(2, 0.010, 0.006, 3.0, 5 * MiB),
     )  # fmt: skip
     text = " ".join(as_text(replace(REPORT, steps=(split,)), ()).split())
-    parts = "data 20.0 ms, forward 40.0 ms, backward 110 ms, optimizer 10.0 ms; of it other ranks 6.00 ms"
+    parts = "data 20.0 ms, forward and other 40.0 ms, backward 110 ms, optimizer 10.0 ms; of it other ranks 6.00 ms"
     assert f"a step {parts} a second 320 samples waited" in text
     tokens = " ".join(as_text(replace(REPORT, steps=(replace(split, tokens=12_345.6),)), ()).split())
     assert "a second 320 samples, 12,346 tokens" in tokens
@@ -131,7 +130,7 @@ def test_how_far_off_a_time_may_be_is_what_the_document_says():
     ):  # fmt: skip
         found[gpu] = re.search(rf"^\| {re.escape(row)} \| \d+ \| [^|]+ \| (\d+) % \|", text, re.MULTILINE)[1] + "%"
     assert found == OFF
-    assert "Speed (virtual, published rates; off by 19%)" in as_text(replace(REPORT, gpu="A100-80"), ())
+    assert "Speed (virtual, published rates; median error 19%)" in as_text(replace(REPORT, gpu="A100-80"), ())
 
 
 def test_what_goes_between_ranks_says_what_is_waiting():
@@ -165,7 +164,9 @@ def test_ranks_and_several_gpus_are_named():
     idle = Gpu(2, replace(MEMORY, peak_allocated=0))
     text = as_text(replace(REPORT, gpus=(*REPORT.gpus, second, idle), rank=1, world_size=2), ())
     assert text.startswith("gpulab run: train.py on a virtual T4, rank 1 of 2\n")
-    assert "Verdict: fits on a T4 with 13,795 MiB to spare (91%); cuda:0 is the fullest" in text
+    assert "Verdict: fits on a T4 with 13,795 MiB to spare (91%, virtual); cuda:0 is the fullest" in " ".join(
+        text.split()
+    )
     assert "peak            cuda:0: 900.0 MiB" in text
     assert "peak            cuda:1: 100.0 MiB" in text
     assert "cuda:2" not in text
@@ -177,7 +178,7 @@ def test_ranks_and_several_gpus_are_named():
     [
         (Ending(1, "error", "ValueError: no"), "ended by ValueError: no, exit code 1, after 31.4 s here (measured)"),
         (Ending(7, "exit", "sys.exit(7)"), "ended by sys.exit(7), after 31.4 s here (measured)"),
-        (Ending(0, "exit", "sys.exit(0)"), "fits on a T4 with 13,795 MiB to spare (91%)"),
+        (Ending(0, "exit", "sys.exit(0)"), "fits on a T4 with 13,795 MiB to spare (91%, virtual)"),
         (Ending(143, "terminated", "SIGTERM"), "ended by SIGTERM, after 31.4 s here (measured)"),
     ],
 )
@@ -188,7 +189,7 @@ def test_the_end_is_told(ending, says):
 @pytest.mark.parametrize("gpu", ["T4", "RTXPRO6000-MAXQ", "A100-80"])
 def test_no_line_is_longer_than_the_screen(gpu):
     long = Line("a/very/long/path/" * 4 + "train.py", 12, "loss = " + "model(x).sum() + " * 20)
-    each = Tensors(MiB, 3, (1024,) * 9, "float32", "native_batch_norm", "layer" * 9, long)
+    each = Tensors(MiB, 3, "activations", (1024,) * 9, "float32", "native_batch_norm", "layer" * 9, long)
     found = Breakdown(2, "backward", "convolution", "layer" * 20, MiB, (("weights", MiB),) * 9, (each,) * 5)
     memory = replace(MEMORY, peak_line=long, peak_shares=(Share(long, 600 * MiB),), breakdown=found)
     report = replace(
@@ -201,7 +202,7 @@ def test_no_line_is_longer_than_the_screen(gpu):
 
 def test_what_ran_without_a_step_is_no_promise_for_training():
     text = as_text(replace(REPORT, steps=()), ())
-    assert "Verdict: what ran fits on a T4 with 13,795 MiB to spare (91%)" in text
+    assert "Verdict: what ran fits on a T4 with 13,795 MiB to spare (91%, virtual)" in text
 
 
 @pytest.mark.parametrize(("gpu", "named"), [("V100-16", "a V100-16"), ("H100", "an H100"), ("RTX4090", "an RTX4090")])
@@ -279,7 +280,7 @@ def short(shortage=SHORT, ending=OUT, **changes):
 
 def test_out_of_memory_says_what_was_missing_and_which_gpu_has_it():
     text = as_text(short(), hints(replace(short(), steps=(STEPS,))))
-    assert "Verdict: does not fit on a T4: 4,096 MiB missing up to that line" in text
+    assert "Verdict: does not fit on a T4: 4,096 MiB missing up to that line (virtual)" in text
     assert "ran out         asked for 6,144 MiB, of which 4,096 MiB were missing" in text
     assert "asked at        train.py:12  loss.backward()" in text
     assert "held then by       9,216 MiB  train.py:12  loss.backward()" in text
@@ -327,9 +328,10 @@ def test_what_was_tried_is_told_with_how_far_it_came():
     )
     (step,) = hints(short(replace(SHORT, tried=replace(TRIED, until="step", expandable=None))))
     assert step.startswith("Let go on over the limit to the end of a step, the run takes 18,732 MiB at its peak")
-    assert "Verdict: does not fit on a T4: 3,637 MiB missing to the script's end; in expandable segments it fits" in (
-        " ".join(as_text(short(replace(PIECES, tried=TRIED)), ()).split())
-    )
+    assert (
+        "Verdict: does not fit on a T4: the whole run takes 18,732 MiB, 3,637 MiB more than it has (virtual); in "
+        "expandable segments it fits, with "
+    ) in " ".join(as_text(short(replace(PIECES, tried=TRIED)), ()).split())
     (line,) = hints(short(replace(SHORT, tried=replace(TRIED, until="", expandable=None, gpu=None))))
     assert line == (
         "Up to that line, before the first optimizer step, the run needs 19,191 MiB (virtual); no GPU of the table has "
@@ -350,7 +352,7 @@ def test_out_of_memory_that_the_script_survived():
     report = short(ending=Ending(0), retries=1)
     text = as_text(report, hints(report))
     assert "ran out last    asked for 6,144 MiB" in text
-    assert "to spare (91%); ran out once, and went on" in " ".join(text.split())
+    assert "to spare (91%, virtual); ran out once, and went on" in " ".join(text.split())
     assert "Up to that line" not in text
 
 
@@ -400,6 +402,29 @@ def test_values_that_shapes_only_does_not_have():
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("why", "says"),
+    [
+        ("AcceleratorError: CUDA error: device-side assert triggered", "out of range"),
+        ("RuntimeError: Expected to mark a variable ready only once. This error is caused by", "use_reentrant=False"),
+        ("IndexError: Target 11 is out of bounds.", "ignore_index"),
+        ("RuntimeError: DataLoader worker (pid(s) 12) exited unexpectedly", "num_workers=0"),
+        ("DistNetworkError: The server socket EADDRINUSE, message: address already in use", "port"),
+    ],
+)
+def test_a_known_error_has_its_row_of_the_document(why, says):
+    row, last = hints(replace(REPORT, ending=Ending(1, "error", why)))
+    assert row.startswith("docs/errors.md has this message: ")
+    assert says in row
+    assert re.search(r" Lesson \d\d\.$", row)
+    assert last == CUT_SHORT
+
+
+@pytest.mark.parametrize("why", ["ValueError: load_state_dict", "RuntimeError", "KeyError: 'checkpoint_sequential'"])
+def test_an_error_that_the_document_does_not_have_gets_no_row(why):
+    assert hints(replace(REPORT, ending=Ending(1, "error", why))) == (CUT_SHORT,)
 
 
 def test_json_has_all_of_it():

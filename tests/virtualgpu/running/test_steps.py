@@ -191,15 +191,18 @@ def test_a_step_is_split_into_its_phases(parameters):
     hook = register_optimizer_step_pre_hook(lambda *_: setattr(meter, "now", meter.now + 5.0))
     for _ in range(4):
         meter.now += 1.0
-        marks.backward(True)
+        marks.passes("backward", True)
         meter.now += 20.0
         second.step()
         meter.now += 20.0
-        marks.backward(False)
+        marks.passes("backward", False)
+        marks.passes("data", True)
+        meter.now += 4.0
+        marks.passes("data", False)
         meter.now += 2.0
         first.step()
     hook.remove()
     marks.end()
     steps = next(steps for steps in marks.steps() if steps.parts)
-    assert dict(steps.parts) == {"forward": 3.0, "backward": 40.0, "optimizer": 10.0}
-    assert steps.median == 53.0
+    assert dict(steps.parts) == {"data": 4.0, "forward": 3.0, "backward": 40.0, "optimizer": 10.0}
+    assert steps.median == 57.0
