@@ -86,11 +86,11 @@ def test_what_is_kept_for_a_backward_pass_that_runs_out_at_its_beginning_is_acti
     source = """\
 import torch
 x = torch.randn(2**30, device="cuda", requires_grad=True)
-(x * 2).exp().backward(torch.ones((), device="cuda").expand(2**30))
+x.exp().exp().backward(torch.ones((), device="cuda").expand(2**30))
 """
     gpu, _ = memory(source, code=1)
     found = gpu.shortage.breakdown
-    assert (found.phase, dict(found.categories)["activations"]) == ("backward", 2**32)
+    assert (found.phase, dict(found.categories).get("activations")) == ("backward", 2**33)
 
 
 def test_modules_in_lists_have_their_path(memory):

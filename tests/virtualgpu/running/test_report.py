@@ -101,8 +101,8 @@ def test_waiting_for_data_is_this_machines_whatever_the_gpu():
 
 def test_a_step_is_split_and_has_its_rates():
     split = replace(
-        STEPS, parts=(("data", 0.02), ("forward", 0.04), ("backward", 0.11), ("optimizer", 0.01)), waited=0.02, waited_share=0.1,
-        samples=320.4, between=Between(2, 0.010, 0.006, 3.0, 5 * MiB),
+        STEPS, parts=(("data", 0.02), ("forward", 0.04), ("backward", 0.11), ("optimizer", 0.01)),
+        waited=0.02, waited_share=0.1, samples=320.4, between=Between(2, 0.010, 0.006, 3.0, 5 * MiB),
     )  # fmt: skip
     text = " ".join(as_text(replace(REPORT, steps=(split,)), ()).split())
     parts = "data 20.0 ms, forward and other 40.0 ms, backward 110 ms, optimizer 10.0 ms; of it other ranks 6.00 ms"
