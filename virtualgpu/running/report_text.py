@@ -121,14 +121,17 @@ def _reached(label: str, report: Report, found: Breakdown | None) -> Rows:
 def _tensors(report: Report, each: Tensors) -> str:
     several = f"{each.count} x " if each.count > 1 else ""
     shape = "" if each.shape is None else f"{each.dtype} {'x'.join(map(str, each.shape)) or 'scalar'}  "
-    by = each.module + (", …" if each.count > 1 else "")
-    if not each.module:
-        by = each.operation if each.category in ("activations", "temporaries") else _name(each.category)
-    elif each.shape is None:
-        by = f"{_name(each.category)}, {by}"
-    file = "line " if each.line and each.line.file.endswith(report.name) else f"{each.line.file}:" if each.line else ""
-    line = f", {file}{each.line.line}" if each.line and not each.module else ""
-    return _cut(f"{several + mib(each.nbytes):>12}  {shape}{by}{line}")
+    begin = f"{several + mib(each.nbytes):>12}  {shape}"
+    by = each.operation if each.category in ("activations", "temporaries") else _name(each.category)
+    if each.module:
+        by = each.module if each.shape is not None else f"{by} of {each.module}"
+        by += ", …" if each.count > 1 else ""
+        room = max(2, WIDTH - _LABEL - 2 - len(begin))
+        by = by if len(by) <= room else f"… {by[2 - room :]}" if room > 2 else "…"  # a path's end tells most
+    elif each.line is not None:
+        file = "line " if each.line.file.endswith(report.name) else f"{each.line.file}:"
+        by += f", {file}{each.line.line}"
+    return _cut(begin + by)
 
 
 def _shares(label: str, shares: tuple[Share, ...], total: int) -> Rows:
