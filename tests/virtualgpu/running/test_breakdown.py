@@ -68,7 +68,7 @@ def test_the_phase_of_the_peak(memory, rest, phase):
 
 
 def test_a_first_step_that_runs_out_is_broken_down_where_it_does(memory):
-    gpu, text = memory(f"{MODEL}\nmodel(torch.randn(2**19, 1024, device='cuda')).sum().backward()\n", code=1)
+    gpu, text = memory(f"{MODEL}\nmodel(torch.randn(2**19, 1024, device='cuda')).sum().backward()\n", code=12)
     found = gpu.shortage.breakdown
     assert (found.step, found.phase, found.operation, found.module) == (1, "forward", "relu", "1")
     assert found.allocated == gpu.shortage.allocated
@@ -88,7 +88,7 @@ import torch
 x = torch.randn(2**30, device="cuda", requires_grad=True)
 x.exp().exp().backward(torch.ones((), device="cuda").expand(2**30))
 """
-    gpu, _ = memory(source, code=1)
+    gpu, _ = memory(source, code=12)
     found = gpu.shortage.breakdown
     assert (found.phase, dict(found.categories).get("activations")) == ("backward", 2**33)
 
