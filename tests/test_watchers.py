@@ -93,6 +93,38 @@ def test_what_a_program_drops_is_gone_while_it_is_watched(name, steps):
         assert torch.cuda.memory_allocated() == before
 
 
+def runs_out():
+    kept = torch.ones(4 << 20, device="cuda")
+    try:
+        torch.ones(1 << 40, device="cuda")
+    except torch.OutOfMemoryError:
+        return kept.nbytes
+
+
+@pytest.mark.parametrize("name", WATCHERS)
+def test_variables_go_with_the_function_that_drops_them(name):
+    """A watcher that reads the stack leaves no copy of its variables there, nor one that looks where memory ran out."""
+    outer = contextlib.nullcontext() if name == "run" else VirtualGPU("T4")
+    held = []
+    with outer, WATCHERS[name](), torch.no_grad():
+        layer = nn.Linear(1024, 1024, bias=False).cuda()
+        layer.register_forward_hook(lambda layer, given, out: out.clone())
+        layer.register_forward_hook(lambda *_: held.append(torch.cuda.memory_allocated()))
+        given = torch.ones(4096, 1024, device="cuda")
+        layer(given)  # makes cuBLAS's workspace
+        before = torch.cuda.memory_allocated()
+        gc.collect()
+        gc.disable()
+        try:
+            out = layer(given)
+            assert held[-1] == before + out.nbytes
+            del out
+            runs_out()
+            assert torch.cuda.memory_allocated() == before
+        finally:
+            gc.enable()
+
+
 def test_it_needs_no_garbage_collection_either():
     with gpulab_run():
         gc.collect()

@@ -1,8 +1,10 @@
-"""Folders whose code is not the user's: this package, and packages built on it."""
+"""Tell this package's code from the user's, and read what its own functions are doing from the stack."""
 
 from __future__ import annotations
 
 import os
+from types import FrameType
+from typing import Any
 
 _folders = [os.path.dirname(os.path.abspath(__file__)) + os.sep]
 
@@ -16,3 +18,16 @@ def add(*paths: str) -> None:
 def folders() -> tuple[str, ...]:
     """Return files, and folders with a separator at their end, for `str.startswith`."""
     return tuple(_folders)
+
+
+def local_of(frame: FrameType, name: str) -> Any:
+    """Return a local variable, None where it is not set, of a function that is running: one of this package or torch's.
+
+    Up to Python 3.12 `f_locals` is a copy of all variables, which the frame keeps: it would keep their tensors alive
+    when the function has dropped them. So the copy is emptied. Never for a module's frame, whose copy is the original.
+    """
+    found: Any = frame.f_locals
+    value = found.get(name)
+    if found.__class__ is dict:
+        found.clear()
+    return value

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 
+from .. import own_code
 from ..operations import factories
 from ..scope.labels import NAME, Label, parts_of, storage_of
 
@@ -28,12 +29,13 @@ Role: TypeAlias = Literal[
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
 _BEFORE = 0  # born before the step's first event
+_MOST = 10_000  # dead blocks kept beside as many as are alive
 
 
 class Entry:
     """One block: `born` and `died` count the events of the step."""
 
-    __slots__ = ("born", "died", "from_nothing", "phase", "role", "size")
+    __slots__ = ("born", "died", "from_nothing", "phase", "role", "size", "what")
 
     def __init__(self, size: int, born: int, phase: Phase, from_nothing: bool) -> None:
         self.size = size
@@ -42,17 +44,24 @@ class Entry:
         self.phase = phase
         self.from_nothing = from_nothing  # copied from the host, or made without any tensor of the GPU
         self.role: Role | None = None
+        self.what: Any = None
 
 
 class Ledger:
     """All blocks of `device` from now on; `begin` starts the record of a step.
 
-    `at_peak` is called with the phase whenever a step reaches a new peak; its last result is in `seen`.
+    `at_peak` is called with the phase whenever a step reaches a new peak; its last result is in `seen`. `describe` is
+    called with every new block and its entry, to describe it; `peak_what` is its result for the block of the peak.
     """
 
-    def __init__(self, device: Device, at_peak: Callable[[Phase], Any] | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        at_peak: Callable[[Phase], Any] | None = None,
+        describe: Callable[[Block, Entry], Any] | None = None,
+    ) -> None:
         self._device = device
-        self._at_peak = at_peak
+        self._at_peak, self._describe = at_peak, describe
         self._alive: dict[Block, Entry] = {}
         self.total = self.highest = 0  # bytes allocated now, and at most since the ledger was opened
         self.in_use = 0  # the most that the driver showed since then: context and reserved memory
@@ -73,7 +82,9 @@ class Ledger:
             entry.born = _BEFORE
         self._events = self._peak_event = _BEFORE
         self.peak = self.total
+        self.traffic = 0  # all bytes that the step has allocated
         self.seen: Any = None
+        self.peak_what: Any = None
         self._starts_of_backward: list[int] = []
         self.optimizing = self._in_backward = False
 
@@ -91,28 +102,31 @@ class Ledger:
 
     def at_the_peak(self) -> dict[Role, int]:
         """Return the bytes of each role at the peak of the step; their sum is `peak`."""
+        found = dict.fromkeys(ROLES, 0)
+        for role, entry in self.held():
+            found[role] += entry.size
+        return found
+
+    def held(self, *, now: bool = False) -> list[tuple[Role, Entry]]:
+        """Return the blocks alive at the peak of the step, or `now`, with their roles.
+
+        In a forward pass, and where a backward pass begins, what is alive now counts as kept for backward.
+        """
         for label in (*self._device.workspaces.values(), self._device.dropout_state):
             if label is not None and label.block in self._alive:
                 self._alive[label.block].role = "workspaces"
-        found = dict.fromkeys(ROLES, 0)
-        for entry in self._entries:
-            if entry.born <= self._peak_event < entry.died:
-                found[self._role(entry)] += entry.size
-        return found
+        at, starts = (self._events if now else self._peak_event), self._starts_of_backward
+        if now and self.phase() in ("forward", "backward"):
+            starts = [*starts, self._events + 1]
+        return [(self._role(entry, starts), entry) for entry in self._entries if entry.born <= at < entry.died]
 
-    @property
-    def traffic(self) -> int:
-        """All bytes that the step has allocated."""
-        return sum(entry.size for entry in self._entries if entry.born > _BEFORE)
-
-    def _role(self, entry: Entry) -> Role:
+    def _role(self, entry: Entry, starts: list[int]) -> Role:
         if entry.role is not None:
             return entry.role
         if entry.born == _BEFORE or entry.from_nothing:
             return "data"
         if entry.phase in ("forward", "no_grad"):
             # A block alive when a backward pass begins is kept for it, by autograd or by a variable of the step.
-            starts = self._starts_of_backward
             following = bisect_right(starts, entry.born)
             if following < len(starts) and starts[following] < entry.died:
                 return "activations"
@@ -122,19 +136,24 @@ class Ledger:
 
     def allocated(self, block: Block) -> None:
         self._events += 1
-        phase = self._phase()
+        phase = self.phase()
         if phase == "backward" and not self._in_backward:
             self._starts_of_backward.append(self._events)
         self._in_backward = phase == "backward"
         entry = Entry(block.size, self._events, phase, phase in ("forward", "no_grad") and _from_nothing())
         self._alive[block] = entry
         self._entries.append(entry)
+        if len(self._entries) > 2 * len(self._alive) + _MOST:
+            self._forget()
         self.total += block.size
+        self.traffic += block.size
         free, capacity = self._device.allocator.memory_info()
         self.in_use = max(self.in_use, capacity - free)
         self.highest = max(self.highest, self.total)
+        if self._describe is not None:
+            entry.what = self._describe(block, entry)
         if self.total > self.peak:
-            self.peak, self._peak_event = self.total, self._events
+            self.peak, self._peak_event, self.peak_what = self.total, self._events, entry.what
             if self._at_peak is not None:
                 self.seen = self._at_peak(phase)
 
@@ -155,7 +174,12 @@ class Ledger:
         if block is not None and block in self._alive:
             self._alive[block].role = "workspaces"
 
-    def _phase(self) -> Phase:
+    def _forget(self) -> None:
+        """Drop what is dead and was not alive at the peak: a run without steps goes on for long."""
+        peak = self._peak_event
+        self._entries = [e for e in self._entries if e.died == sys.maxsize or e.born <= peak < e.died]
+
+    def phase(self) -> Phase:
         # Within backward, an operation that records a graph is a part of the forward pass, done again.
         if torch.is_grad_enabled():
             return "forward"
@@ -174,7 +198,7 @@ def _from_nothing() -> bool:
         if frame is None:
             return False
         if frame.f_code is factories.create.__code__:
-            return not any(True for _ in _blocks(frame.f_locals["args"]))
+            return not any(True for _ in _blocks(own_code.local_of(frame, "args")))
         frame = frame.f_back
     return False
 

@@ -103,15 +103,13 @@ class StackRecorder:
     def __call__(self, phase: Phase) -> Moment:
         import torch
 
-        from ..operations.dispatch import Dispatch
-
         stack: list[tuple[CodeType, int]] = []
         operation: str | None = None
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not self._outermost:
             code = frame.f_code
-            if operation is None and code is Dispatch.__torch_dispatch__.__code__:
-                operation = str(frame.f_locals["func"].name()).partition(".")[0].replace("::", ".")
+            if operation is None:
+                operation = operation_of(frame)
             if _owner(code.co_filename) is not None:
                 stack.append((code, frame.f_lineno))
             frame = frame.f_back
@@ -123,6 +121,15 @@ class StackRecorder:
         texts = list(node.metadata.get("traceback_", ()))
         within = next((i for i in reversed(range(len(texts))) if texts[i].startswith(outer)), -1)
         return Moment(phase, operation, tuple(stack), node.name(), tuple(texts[within + 1 :]))
+
+
+def operation_of(frame: FrameType) -> str | None:
+    """Return the name of the operation that a frame runs, None for any other frame."""
+    from ..operations.dispatch import Dispatch
+
+    if frame.f_code is not Dispatch.__torch_dispatch__.__code__:
+        return None
+    return str(own_code.local_of(frame, "func").name()).partition(".")[0].replace("::", ".")
 
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +23,17 @@ _MOST = 20_000  # calls whose memory is kept
 
 
 class CreateGraphCalls:
-    """Patches `backward` and `grad` until `end`. `allocated()` returns the bytes on the GPU, None without one."""
+    """Patches `backward` and `grad` until `end`. `allocated()` returns the bytes on the GPU, None without one.
+
+    `passing(begins)` is called before and after each pass.
+    """
 
     def __init__(self, allocated: Callable[[], int | None], places: SourceLines) -> None:
+        self.passing: Callable[[bool], None] = lambda begins: None
         self.building = False  # True while such a pass runs
         self._allocated, self._places = allocated, places
         self._held = array("q")
-        self._place: Place | None = None
+        self._calls: Counter[Place] = Counter()
         self._undo = contextlib.ExitStack()
         for name in ("backward", "grad"):
             own = getattr(torch.autograd, name)
@@ -44,17 +49,25 @@ class CreateGraphCalls:
         grows = growth_per_step(self._held)
         if not grows:
             return None
-        return Cycles(len(self._held), grows, None if self._place is None else self._places.line(self._place))
+        most = self._calls.most_common(1)
+        return Cycles(len(self._held), grows, self._places.line(most[0][0]) if most else None)
 
     def _seeing(self, own: Callable[..., Any], *, stores: bool) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            self.passing(True)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.passing(False)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
             # tensors, grad_tensors, retain_graph, create_graph; or outputs, inputs, grad_outputs, and these two
             if not kwargs.get("create_graph", args[3 if stores else 4] if len(args) > (3 if stores else 4) else False):
                 return own(*args, **kwargs)
             held = self._allocated() if stores else None
             if held is not None and len(self._held) < _MOST:
                 self._held.append(held)
-                self._place = self._places.here() or self._place
+                self._calls.update(filter(None, [self._places.here()]))
             outer, self.building = self.building, True
             try:
                 return own(*args, **kwargs)

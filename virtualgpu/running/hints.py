@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from ..gpus.specs import SPECS
 from ..units import duration, mib
+from . import known_errors
 from .report import Gpu, Report, Tried, ran_out
+from .verdict import REACH
 
-_FULL = 0.9  # of the driver's memory
 _GAP = 0.25  # of what is reserved
 _GAP_BYTES = 256 << 20
-_LITTLE = 1 << 30  # bytes; every GPU of the table has many times as much
 _IDLE = 0.5  # of the time between steps
 _RECOMPUTED = 0.5  # of the peak
 _WAITS = 0.1  # of the time between steps
@@ -24,15 +24,14 @@ _NO_STEP = "No optimizer step was seen: what training takes is not in these numb
 def hints(report: Report) -> tuple[str, ...]:
     """Return the sentences, the most important first."""
     if _failed(report):
-        return (*_values(report), *((_CUT_SHORT,) if report.used else ()))
+        known = () if _values(report) else filter(None, [known_errors.explanation(report.ending.why)])
+        return (*_values(report), *known, *((_CUT_SHORT,) if report.used else ()))
     if not report.used:
         return _unused(report)
     found = [] if report.trained or ran_out(report) else [_NO_STEP]
     for gpu in report.used:
         if gpu.shortage is not None and ran_out(report):
             found += _out_of_memory(report, gpu)
-        elif report.numbers == "virtual":
-            found += _room(report, gpu)
         found += _reserve(report, gpu)
         found += _recomputed(gpu)
     found += _growth(report)
@@ -81,17 +80,14 @@ def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
     if tried.expandable is not None:
         found.append(
             f"With PYTORCH_ALLOC_CONF=expandable_segments:True it fits on the {report.gpu}, with a peak of "
-            f"{mib(tried.expandable)} (virtual): tried with the same allocations{_REACH[tried.until]}."
+            f"{mib(tried.expandable)} (virtual): tried with the same allocations{REACH[tried.until]}."
         )
     elif not tried.expands and (short.fragmented or short.reserved - short.allocated >= short.requested):
         found.append(
             f"PYTORCH_ALLOC_CONF=expandable_segments:True does not help: tried with the same allocations"
-            f"{_REACH[tried.until]}, it runs out of memory, too."
+            f"{REACH[tried.until]}, it runs out of memory, too."
         )
     return [*found, needed]
-
-
-_REACH = {"": " up to that line", "step": " to the end of a step", "end": " to the script's end"}
 
 
 def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
@@ -99,7 +95,7 @@ def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
     early = "" if report.trained else ", before the first optimizer step,"
     what = f"Up to that line{early} the run needs {mib(nbytes)} (virtual)"
     if tried is not None and tried.until:
-        what = f"Let go on over the limit{_REACH[tried.until]}, the run takes {mib(tried.used)} at its peak (virtual)"
+        what = f"Let go on over the limit{REACH[tried.until]}, the run takes {mib(tried.used)} at its peak (virtual)"
     name = _smallest(nbytes) if tried is None else tried.gpu
     if name is None:
         return f"{what}; no GPU of the table has so much."
@@ -107,22 +103,6 @@ def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
     return (
         f"{what}; the smallest GPU of the table with so much is {has}: --gpu {name} --shapes-only shows the whole run."
     )
-
-
-def _room(report: Report, gpu: Gpu) -> list[str]:
-    memory = gpu.memory
-    if memory.peak_used is None:
-        return []
-    left = memory.total - memory.peak_used
-    if left < (1 - _FULL) * memory.total:
-        return [f"At its peak the run leaves {mib(left)} of the {report.gpu}, {left / memory.total:.0%}."]
-    if not report.trained or memory.peak_used <= _LITTLE:
-        return []
-    smaller = _smallest(memory.peak_used)
-    if smaller is None or smaller == report.gpu or SPECS[smaller].memory_bytes >= memory.total:
-        return []
-    peak = "this peak" if report.ending.code == 0 else "the peak until then"
-    return [f"The smallest GPU of the table with room for {peak} is {smaller} ({mib(SPECS[smaller].memory_bytes)})."]
 
 
 def _smallest(nbytes: int) -> str | None:

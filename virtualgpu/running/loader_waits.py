@@ -26,11 +26,13 @@ class LoaderWaits:
     within a data set does not count again.
 
     `clock` gives the virtual clock where it counts the host's own time; `seconds` are its seconds then, and this
-    machine's where it gives None.
+    machine's where it gives None. `passing(begins)` is called before and after each batch.
     """
 
     def __init__(self, clock: Callable[[], Clock | None] = lambda: None) -> None:
         self.seconds, self.batches = 0.0, 0
+        self.samples = self.tokens = 0  # in the batches whose form tells
+        self.passing: Callable[[bool], None] = lambda begins: None
         self._clock = clock
         self._inside = False
         self._workers: weakref.WeakKeyDictionary[Any, _Workers] = weakref.WeakKeyDictionary()
@@ -69,6 +71,7 @@ class LoaderWaits:
     def _next(self, iterator: Any, own: Callable[[Any], Any]) -> Any:
         clock, workers = self._clock(), self._workers.get(iterator)
         now = time.monotonic if clock is None else clock.perf_counter  # scopes do not replace time.monotonic
+        self.passing(True)
         self._inside = True
         began = now()
         try:
@@ -80,6 +83,9 @@ class LoaderWaits:
                     wait = workers.wait(began)
                 clock.spend(wait)
             self.batches += 1
+            samples, tokens = _amounts(batch)
+            self.samples += samples
+            self.tokens += tokens
             return batch
         finally:
             ended = now()
@@ -87,6 +93,17 @@ class LoaderWaits:
                 workers.last = None if clock is None else ended  # the next batch may be timed by another clock
             self.seconds += ended - began
             self._inside = False
+            self.passing(False)
+
+
+def _amounts(batch: Any) -> tuple[int, int]:
+    """Return the samples and tokens of a batch, by its first tensor: whole numbers in two dimensions are tokens."""
+    while isinstance(batch, (dict, list, tuple)) and batch:
+        first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+        batch = batch.get("input_ids", first) if isinstance(batch, dict) else first
+    if not isinstance(batch, torch.Tensor) or not batch.dim():
+        return 0, 0
+    return len(batch), batch.numel() if batch.dim() == 2 and not batch.is_floating_point() else 0
 
 
 class _Workers:

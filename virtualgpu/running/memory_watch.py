@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..memory.out_of_memory import OutOfMemory
-from .categories import Categories
+from .breakdown import Breakdowns
 from .replay import Record
 from .report import Memory, Share, Shortage
 from .source_lines import Line, Place, SourceLines
@@ -29,9 +29,16 @@ Peak = tuple[int, Place | None, dict[Place, int], int, int]  # bytes, line, hold
 
 
 class MemoryWatch:
-    """Watches one virtual GPU until `end`; it must be empty at the start."""
+    """Watches one virtual GPU until `end`; it must be empty at the start. `breaks_down`: by role and tensor, too."""
 
-    def __init__(self, device: Device, places: SourceLines, backwards: CreateGraphCalls | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        places: SourceLines,
+        backwards: CreateGraphCalls | None = None,
+        *,
+        breaks_down: bool = False,
+    ) -> None:
         self.device = device
         self._places, self._backwards = places, backwards
         self._allocator = device.allocator
@@ -51,7 +58,7 @@ class MemoryWatch:
         self.shortages = 0
         self.record = Record()
         self.overrun: Overrun | None = None
-        self._categories = Categories(device)
+        self._breakdowns = Breakdowns(device, self._blocks.get, self._line) if breaks_down else None
         self._in_allocate = False
         allocator: Any = self._allocator
         self._own = {name: getattr(allocator, name) for name in ("hold", "empty_cache", "set_memory_fraction")}
@@ -61,17 +68,20 @@ class MemoryWatch:
 
     def stepping(self, optimizer: Any) -> None:
         """Note that an optimizer begins a step on this GPU."""
-        self._categories.begins(optimizer)
+        if self._breakdowns is not None:
+            self._breakdowns.begins(optimizer)
 
     def stepped(self, optimizer: Any) -> None:
         """Note that an optimizer has taken a step on this GPU."""
-        self._categories.step(optimizer, self._blocks)
+        if self._breakdowns is not None:
+            self._breakdowns.stepped(optimizer)
         if self.overrun is not None:
             self.overrun.stepped(optimizer)
 
     def end(self) -> None:
         """Stop watching."""
-        self._categories.end()
+        if self._breakdowns is not None:
+            self._breakdowns.end()
         allocator: Any = self._allocator
         for name in ("allocate", "free", *self._own):
             delattr(allocator, name)
@@ -162,6 +172,7 @@ class MemoryWatch:
             room=room if known.allowed is None else min(room, known.allowed),
             line=self._line(place),
             shares=self._shares(self._held),
+            breakdown=None if self._breakdowns is None else self._breakdowns.ran_out(),
         )
 
     # -- results -----------------------------------------------------------------------------------------------------
@@ -202,7 +213,7 @@ class MemoryWatch:
                 peak_line=self._line(self._peak_place),
                 peak_shares=self._shares(self._held if self._at_peak is None else self._at_peak),
                 recomputed=self._recomputed_at_peak,
-                categories=tuple(self._categories.found.items()),
+                breakdown=None if self._breakdowns is None else self._breakdowns.peak(),
             )
 
     def _shares(self, held: dict[Place, int]) -> tuple[Share, ...]:

@@ -25,6 +25,9 @@ class Meter(Protocol):
     def reading(self, device: Any) -> tuple[Any, int]:
         """Return the time on the GPU's clock and the allocated bytes."""
 
+    def mark(self, device: Any) -> Any:
+        """Return the time at which all work that is queued now would be done, as of an event."""
+
     def seconds(self, marks: list[Any]) -> list[float] | None:
         """Return the times of readings, in seconds since some moment; None where they cannot be read any more."""
 
@@ -55,11 +58,15 @@ class VirtualMeter:
 
     def reading(self, device: Any) -> tuple[Any, int]:
         """Return the mark and the allocated bytes."""
-        index = device.index or 0
-        watch = self.watches[index]
+        watch = self.watches[device.index or 0]
         with watch.device.lock:
             watch.device.drain()
+        index = device.index or 0
         return (self.clock.now(index), self.clock.busy(index), self.clock.own), watch.allocated
+
+    def mark(self, device: Any) -> Any:
+        """Return the mark of an event."""
+        return max(self.clock.now(device.index or 0), self.clock.host), 0.0, 0.0
 
     def seconds(self, marks: list[Any]) -> list[float] | None:
         """Return the time at which all work was done, at each mark."""
@@ -114,10 +121,16 @@ class RealMeter:
         """Record an event; return it and the allocated bytes."""
         import torch
 
+        return self.mark(device), torch.cuda.memory_allocated(device)
+
+    def mark(self, device: Any) -> Any:
+        """Record an event."""
+        import torch
+
         with torch.cuda.device(device):
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-        return event, torch.cuda.memory_allocated(device)
+        return event
 
     def seconds(self, marks: list[Any]) -> list[float] | None:
         """Return the events' times after waiting for the last of them; None on a GPU that has failed."""

@@ -14,7 +14,7 @@ from ..readings.source import Numbers
 from .source_lines import Line
 from .target import Ending
 
-FORMAT = "gpulab run, 1"
+FORMAT = "gpulab run, 2"  # docs/virtual_gpu.md says what is in it
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,40 @@ class Share:
 
     line: Line
     nbytes: int
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """`count` tensors alike, each of `nbytes`: made by an operation, at a line, in a module (the first of them).
+
+    `shape` is None for a kernel's temporary memory and other blocks that are no operation's result.
+    """
+
+    nbytes: int
+    count: int
+    category: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    operation: str
+    module: str
+    line: Line | None
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """What `allocated` bytes were at a moment: bytes by category, the largest first, and the largest tensors.
+
+    `step` counts the steps of an optimizer, from 1; `phase` is "load", "forward", "backward", "optimizer" or
+    "evaluation", in which an `operation` of a `module` then ran; "" where that is not known.
+    """
+
+    step: int
+    phase: str
+    operation: str
+    module: str
+    allocated: int
+    categories: tuple[tuple[str, int], ...]
+    largest: tuple[Tensors, ...]
 
 
 @dataclass(frozen=True)
@@ -59,6 +93,7 @@ class Shortage:
     line: Line | None
     shares: tuple[Share, ...]
     tried: Tried | None = None
+    breakdown: Breakdown | None = None
 
     @property
     def missing(self) -> int:
@@ -77,7 +112,7 @@ class Memory:
 
     `peak_used` is the driver's: PyTorch's reserve and the context (None where it was not watched). `peak_line` is the
     line at which allocated memory peaked, `peak_shares` the lines that had allocated it; `recomputed` are the bytes of
-    it that backward had recomputed for checkpoints. `categories` breaks the memory down at the peak of a third step.
+    it that backward had recomputed for checkpoints. `breakdown` is of a peak at most 1 % lower, in an earlier step.
     """
 
     total: int
@@ -91,12 +126,12 @@ class Memory:
     peak_line: Line | None = None
     peak_shares: tuple[Share, ...] = ()
     recomputed: int = 0
-    categories: tuple[tuple[str, int], ...] = ()
+    breakdown: Breakdown | None = None
 
 
 @dataclass(frozen=True)
 class Cycles:
-    """Calls of `backward(create_graph=True)`, the last of them at `line`, and the bytes that each leaves on average."""
+    """Calls of `backward(create_graph=True)`, most of them at `line`, and the bytes that each leaves on average."""
 
     calls: int
     growth: int
@@ -121,6 +156,11 @@ class GpuTime:
     flop_seconds: float
     source: str
 
+    @property
+    def launching(self) -> float:
+        """The seconds that the host spent on launches."""
+        return self.launch * self.kernels
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -134,6 +174,10 @@ class Steps:
     step to the last; loading is timed on this machine, whatever the GPU; None without a DataLoader. `python` are the
     seconds of a step outside PyTorch's calls, including loading without workers (on this machine; None where the clock
     leaves them out).
+
+    `parts` are the median seconds of a step on the GPU's clock in "data" (it waits for a loader), "forward" (with all
+    that has no name), "backward" and "optimizer"; `samples` and `tokens` those of the loader's batches per second,
+    where their form tells.
     """
 
     optimizer: str
@@ -149,6 +193,9 @@ class Steps:
     waited: float | None = None
     waited_share: float | None = None
     between: Between | None = None
+    parts: tuple[tuple[str, float], ...] = ()
+    samples: float | None = None
+    tokens: float | None = None
 
 
 @dataclass(frozen=True)
@@ -250,9 +297,10 @@ def ran_out(report: Report) -> bool:
     return report.ending.out_of_memory
 
 
-def as_json(report: Report, hints: tuple[str, ...]) -> dict[str, Any]:
-    """Return the report for JSON, with the hints that were shown."""
-    return {"format": FORMAT, **dataclasses.asdict(report), "scaling": report.scaling, "hints": list(hints)}
+def as_json(report: Report, verdict: str, hints: tuple[str, ...]) -> dict[str, Any]:
+    """Return the report for JSON, with the sentences that were shown."""
+    sentences = {"verdict": verdict, "hints": list(hints)}
+    return {"format": FORMAT, **dataclasses.asdict(report), "scaling": report.scaling, **sentences}
 
 
 def json_path(path: str, rank: int | None) -> Path:

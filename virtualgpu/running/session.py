@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,6 +36,7 @@ from .report import Alone, Gpu, Report, as_json, json_path
 from .source_lines import Line, SourceLines
 from .steps import StepMarks
 from .target import Ending, Target, execute
+from .verdict import verdict
 from .wall_clock_calls import WallClockCalls
 
 _SPANS = 100_000  # of the clock's record: it covers the last steps of a run of any length
@@ -92,6 +94,8 @@ class Session:
         undo.callback(waits.end)
         self._steps = StepMarks(self._meter, self._stepped, waits)
         undo.callback(self._steps.end)
+        self._backwards.passing = partial(self._steps.passes, "backward")
+        waits.passing = partial(self._steps.passes, "data")
         children = ChildProcesses(recipe, self._forget)
         undo.callback(children.end)
         self._take_sigterm()
@@ -111,7 +115,7 @@ class Session:
         self._done = True
         report = self.report()
         found = hints.hints(report)
-        written = json.dumps(as_json(report, found), indent=2) + "\n"
+        written = json.dumps(as_json(report, verdict(report), found), indent=2) + "\n"
         if isinstance(self._json_to, Path):
             self._json_to.write_text(written, encoding="utf-8")
         _write(sys.stdout, written if self._json_to == "-" else "")
@@ -227,7 +231,7 @@ class Session:
             self._undo.callback(setattr, VirtualGPU, name, before)
 
     def _see_scope(self, gpu: VirtualGPU) -> None:
-        watches = [MemoryWatch(device, self._places, self._backwards) for device in gpu.devices]
+        watches = [MemoryWatch(device, self._places, self._backwards, breaks_down=True) for device in gpu.devices]
         overrun = Overrun(gpu, watches)
         self._overruns.append(overrun)
         self._undo.callback(overrun.dismiss)

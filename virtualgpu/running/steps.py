@@ -21,6 +21,7 @@ from .meters import Meter
 from .report import Steps
 
 _MOST = 20_000  # marks kept for one optimizer; later steps are counted
+_SPLIT = 1000  # steps that are split into phases
 _SETTLED = 3  # steps after which a loop has allocated what it keeps
 
 
@@ -35,13 +36,17 @@ class _Series:
         self.marks: list[Any] = []
         self.host = array("d")
         self.waited, self.batches = array("d"), array("q")  # seconds in loaders until each mark, and batches
+        self.samples, self.tokens = array("q"), array("q")
         self.held, self.state = array("q"), array("q")
+        self.cuts: list[tuple[str, Any]] = []  # the phase that ends at each mark; "" where a step does
 
     def mark(self, optimizer: Any) -> None:
         self.count += 1
         if len(self.marks) < _MOST:
             mark, allocated = self.meter.reading(self.device)
             self.marks.append(mark)
+            if len(self.marks) <= _SPLIT:
+                self.cuts.append(("", mark))
             self.host.append(time.monotonic())  # scopes do not replace it
             more = bool(self.held) and allocated > self.held[-1]
             self.state.append(sum(t.nbytes for t in tensor_roles.tensors_in(optimizer.state)) if more else -1)
@@ -49,6 +54,28 @@ class _Series:
             if self.waits is not None:
                 self.waited.append(self.waits.seconds)
                 self.batches.append(self.waits.batches)
+                self.samples.append(self.waits.samples)
+                self.tokens.append(self.waits.tokens)
+
+    def cut(self, phase: str) -> None:
+        """Note that a phase ends now, and another begins."""
+        if 0 < len(self.marks) < _SPLIT:
+            self.cuts.append((phase, self.meter.mark(self.device)))
+
+    def parts(self) -> tuple[tuple[str, float], ...]:
+        """Return the median seconds of a step in each phase: of what its GPU does of each."""
+        times = self.meter.seconds([mark for _, mark in self.cuts])
+        if times is None:
+            return ()
+        steps: list[dict[str, float]] = [{}]
+        for (begin, end), (phase, _) in zip(itertools.pairwise(times), self.cuts[1:], strict=True):
+            steps[-1][phase or "forward"] = steps[-1].get(phase or "forward", 0.0) + max(0.0, end - begin)
+            if not phase:
+                steps.append({})
+        return tuple(
+            (phase, statistics.median(step.get(phase, 0.0) for step in steps[:-1]))
+            for phase in ("data", "forward", "backward", "optimizer")
+        )
 
     def steps(self) -> Steps:
         what = self.name, self.parameters, str(self.device), self.count
@@ -63,9 +90,14 @@ class _Series:
             waited, waited_share = waiting / (len(self.marks) - 1), waiting / passed if passed > 0 else None
         held = self.held[_SETTLED - 1 :]
         state = [(at, nbytes) for at, nbytes in enumerate(self.state) if at >= _SETTLED - 1 and nbytes >= 0]
+        median = None if times is None else _median(times)
+        rates = [_median(amounts) / median if median and amounts else 0.0 for amounts in (self.samples, self.tokens)]
         return Steps(
             *what,
-            median=None if times is None else _median(times),
+            median=median,
+            samples=rates[0] or None,
+            tokens=rates[1] or None,
+            parts=self.parts(),
             host_median=_median(self.host),
             busy_share=self.meter.busy(self.marks),
             between=self.meter.between(self.device, self.marks),
@@ -117,6 +149,7 @@ class StepMarks:
         self._meter, self._also, self._waits = meter, also or (lambda *_: None), waits
         self._series: weakref.WeakKeyDictionary[Any, _Series] = weakref.WeakKeyDictionary()
         self._all: list[_Series] = []
+        self._phases = ["forward"]
         self.elsewhere = 0  # the steps of optimizers that are not on a GPU
         self._hooks = register_optimizer_step_pre_hook(self._begins), register_optimizer_step_post_hook(self._step)
 
@@ -129,13 +162,25 @@ class StepMarks:
         """Return all optimizers that have taken a step, in the order of their first."""
         return tuple(series.steps() for series in self._all)
 
+    def passes(self, phase: str, begins: bool) -> None:
+        """Note in the first optimizer's series that a phase begins within another, or has ended."""
+        if self._all:
+            with self._all[0].meter.aside():
+                self._all[0].cut(self._phases[-1])
+        if begins:
+            self._phases.append(phase)
+        elif phase in self._phases:  # an optimizer's step that failed has left its own
+            del self._phases[self._phases.index(phase) if phase == "optimizer" else -1 :]
+
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.passes("optimizer", True)
         meter, device = self._meter(), _device(optimizer)
         if device is not None:
             with contextlib.nullcontext() if meter is None else meter.aside():
                 self._also(optimizer, device, False)
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.passes("optimizer", False)
         series = self._series.get(optimizer)
         meter, device = self._meter(), _device(optimizer)
         if series is not None:

@@ -119,6 +119,9 @@ class Meter:
     def reading(self, device):
         return self.clock.now, 0
 
+    def mark(self, device):
+        return self.clock.now
+
     def python(self, marks):
         return None
 
@@ -161,7 +164,7 @@ def test_a_script_with_workers_gets_the_line(run):
     done = run("workers", "fork")
     (steps,) = done.report.steps
     assert 0 <= steps.waited_share < 1  # two workers are as quick as the step
-    assert "  waited for data   " in done.text
+    assert "  waited for data " in done.text
     assert "waited for data" not in run("loop").text  # it has no loader
 
 

@@ -37,7 +37,7 @@ def test_it_ends_as_the_script_does_and_the_report_comes_last():
     ]
     assert trace.endswith("ValueError: what went wrong\nand more of it")
     assert report.startswith("endings.py on a virtual L4\n")
-    assert "(measured): ValueError: what went wrong\n" in report
+    assert "Verdict: ended by ValueError: what went wrong, exit code 1, after " in report
 
 
 def test_a_forked_child_does_not_report():
@@ -50,7 +50,7 @@ def test_a_forked_child_does_not_report():
 
 @pytest.mark.parametrize(
     ("name", "code", "says"),
-    [("SIGTERM", -signal.SIGTERM, "by SIGTERM after"), ("SIGINT", 130, "exit code 130 after")],
+    [("SIGTERM", -signal.SIGTERM, "ended by SIGTERM, after"), ("SIGINT", 130, "exit code 130, after")],
 )
 def test_a_signal_ends_it_and_the_report_still_comes(name, code, says, tmp_path):
     done = start("--json", tmp_path / "r.json", ENDINGS, name)
@@ -77,7 +77,7 @@ def test_each_rank_of_torchrun_has_its_gpu_and_its_report(tmp_path):
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 on Tesla T4 cuda:{rank}" for rank in range(2)]
     assert sorted(reports(done.stderr)) == [f"ddp.py on a virtual T4, rank {rank} of 2" for rank in range(2)]
     for block in done.stderr.split("gpulab run: ")[1:]:  # each in one piece
-        assert [line.split()[0] for line in block.splitlines()[1:4]] == ["ended", "peak", "peak"]
+        assert [line.split()[0] for line in block.splitlines()[1:4]] == ["Verdict:", "Memory", "peak"]
     first, second = (json.loads((tmp_path / f"r.rank{rank}.json").read_text()) for rank in range(2))
     assert (first["rank"], second["rank"], second["world_size"]) == (0, 1, 2)
     peaks = [[gpu["memory"]["peak_allocated"] for gpu in rank["gpus"]] for rank in (first, second)]
@@ -118,7 +118,7 @@ def waits_in(text):
     """What each report says its rank waits in, by rank; lines are joined again."""
     found = {}
     for block in text.split("gpulab run: ")[1:]:
-        rows = re.search(r"^  waits in +(.*(?:\n {20}.*)*)", block, re.MULTILINE)
+        rows = re.search(r"^  waits in +(.*(?:\n {18}.*)*)", block, re.MULTILINE)
         found[int(re.search(r"rank (\d) of 2", block)[1])] = " ".join(rows[1].split())
     return found
 

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from virtualgpu.clock import clock as clocks
 from virtualgpu.gpu import VirtualGPU
@@ -23,7 +24,11 @@ class Meter:
         self.times, self.held = iter(times), iter(held or itertools.repeat(100))
 
     def reading(self, device):
-        return next(self.times), next(self.held)
+        self.now = next(self.times)
+        return self.now, next(self.held)
+
+    def mark(self, device):
+        return self.now
 
     def seconds(self, marks):
         return marks
@@ -169,3 +174,35 @@ def test_without_a_gpu_nothing_is_marked():
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))]).step()
     marks.end()
     assert marks.steps() == ()
+
+
+def test_a_step_is_split_into_its_phases(parameters):
+    """Each phase takes a time of its own; a second optimizer's step counts as optimizer, within backward too."""
+
+    class Ticking(Meter):
+        now = 0.0
+
+        def reading(self, device):
+            return self.now, 100
+
+    meter = Ticking([])
+    first, second = torch.optim.SGD(parameters), torch.optim.SGD(parameters)
+    marks = StepMarks(lambda: meter)
+    hook = register_optimizer_step_pre_hook(lambda *_: setattr(meter, "now", meter.now + 5.0))
+    for _ in range(4):
+        meter.now += 1.0
+        marks.passes("backward", True)
+        meter.now += 20.0
+        second.step()
+        meter.now += 20.0
+        marks.passes("backward", False)
+        marks.passes("data", True)
+        meter.now += 4.0
+        marks.passes("data", False)
+        meter.now += 2.0
+        first.step()
+    hook.remove()
+    marks.end()
+    steps = next(steps for steps in marks.steps() if steps.parts)
+    assert dict(steps.parts) == {"data": 4.0, "forward": 3.0, "backward": 40.0, "optimizer": 10.0}
+    assert steps.median == 57.0

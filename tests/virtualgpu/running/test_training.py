@@ -46,7 +46,8 @@ def test_a_plain_loop_has_the_losses_of_the_cpu_and_a_report(run):
     assert done.out.startswith("cuda: loss")  # only the script's
     assert "loop.py:17  loss.backward()" in done.text
     assert "12 of SGD" in done.text
-    assert len(done.text.splitlines()) <= 17
+    assert len(done.text.splitlines()) <= 28
+    assert max(map(len, done.text.splitlines())) <= 80
 
 
 def test_shapes_only_gives_the_same_memory_and_time_without_values(run):
@@ -57,7 +58,6 @@ def test_shapes_only_gives_the_same_memory_and_time_without_values(run):
     assert shapes.report.steps[0].median == pytest.approx(done.report.steps[0].median)
     assert "on a virtual T4, shapes only" in shapes.text
     assert 0.5 < shapes.report.remembered / shapes.report.operations < 1
-    assert f"% of {shapes.report.operations:,} operations were remembered" in shapes.text
     assert done.report.operations == 0
 
 
@@ -136,12 +136,11 @@ def test_out_of_memory_ends_in_pytorchs_traceback_and_says_what_would_help(run):
     assert short.free < short.requested
     assert sum(share.nbytes for share in short.shares) == short.allocated
     assert "the smallest GPU of the table with so much is" in " ".join(report.split())
-    assert len(report.splitlines()) <= 17
+    assert len(report.splitlines()) <= 28
 
 
 NO_STEP = "No optimizer step was seen: what training takes is not in these numbers."
 CUT_SHORT = "These numbers go as far as the script came, and nothing else follows from them."
-ROOM = "The smallest GPU of the table with room for this peak is RTX3060 (12,004 MiB)."
 SO_MUCH = 1_049_902 + 20 * keeps_workspaces()  # before 2.15 cuBLAS's workspace stays, in a segment of 20 MiB
 NEED = f"the run needs {SO_MUCH:,} MiB (virtual); no GPU of the table has so much."
 # On shapes a copy of the run goes on over the limit; with values that ends where this machine's memory does. What the
@@ -159,7 +158,7 @@ ON = (
         ("load", 0, NO_STEP),
         ("infer", 0, NO_STEP),
         ("backward", 0, NO_STEP),
-        ("train", 0, ROOM),
+        ("train", 0, None),
         ("load raise", 1, CUT_SHORT),
         ("train raise", 1, CUT_SHORT),
         ("train exit", 3, CUT_SHORT),
@@ -174,20 +173,20 @@ def test_conclusions_go_no_further_than_what_was_seen(run, tmp_path, options, ar
     done = run("stages", *arguments.split(), options=options)
     assert done.code == code
     read = json.loads((tmp_path / "report.json").read_text())
-    assert read["hints"] == [hint]
+    assert read["hints"] == ([] if hint is None else [hint])
     assert bool(read["steps"]) == arguments.startswith("train")
     told = " ".join(done.text.split())
-    assert f"- {hint}" in told
-    assert ("smallest GPU" in told) == (hint == ROOM)
+    assert (f"What to change - {hint}" in told) == (hint is not None)
+    assert ("Verdict: fits on an A100-40" in told) == (hint is None)
     # What was seen is told in any case.
     assert gpu(done).memory.peak_allocated > 1 << 30
-    assert "peak memory 1,0" in told
+    assert "peak 1,0" in told
 
 
 def test_json_holds_the_report_and_its_hints(run, tmp_path):
     done = run("loop", options=["--json", tmp_path / "report.json"])
     read = json.loads((tmp_path / "report.json").read_text())
-    assert read["format"] == "gpulab run, 1"
+    assert read["format"] == "gpulab run, 2"
     assert (read["name"], read["gpu"], read["numbers"], read["rank"]) == ("loop.py", "T4", "virtual", None)
     assert read["ending"] == {"code": 0, "kind": "finished", "why": ""}
     assert read["gpus"][0]["memory"]["peak_allocated"] == gpu(done).memory.peak_allocated
@@ -205,7 +204,9 @@ def test_json_to_standard_output_comes_after_the_script_s(run):
 def test_what_is_kept_with_every_step_is_told(run):
     done = run("keeps")
     assert done.report.steps[0].growth == 512
-    assert "grows by 512 bytes a step of SGD on average: the script keeps tensors of its steps" in done.text
+    assert "grows by 512 bytes a step of SGD on average: the script keeps tensors of its steps" in " ".join(
+        done.text.split()
+    )
 
 
 def test_a_real_gpu_gives_measured_numbers(run):
