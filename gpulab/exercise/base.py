@@ -267,7 +267,7 @@ class Trial:
             expected="random numbers that go on where the caller's were",
             got=f"a new seed, as by {' and '.join(calls)} (put back now)",
             likely="with a seed inside, every call draws the same numbers, and so does all that the caller draws "
-            "after it: take a generator of your own, torch.Generator().manual_seed(…), or torch.random.fork_rng()",
+            "after it: use a generator of your own, torch.Generator().manual_seed(…), or torch.random.fork_rng()",
         )
 
     def unchanged(self, changes: Sequence[Change], who: str = "your function") -> None:

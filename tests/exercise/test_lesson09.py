@@ -114,7 +114,7 @@ def test_an_answer_that_goes_over_its_loader_starts_no_worker(monkeypatch):
 
     with pytest.raises(gpulab.CheckFailed) as caught:
         gpulab.check.make_loader(make_loader)
-    assert caught.value.summary == "an iterator came back"
+    assert caught.value.summary == "an iterator was returned"
     assert started == []
     assert set(asked[1::3]) == {8}
     assert asked[::3] == asked[2::3]

@@ -30,7 +30,7 @@ def test_however_many_cores_it_has(count, monkeypatch):
 def test_whatever_marks_its_pytorch_puts_into_an_error():
     """2.11 says "aten._foreach_norm.Scalar: got mixed", 2.15 leaves the colon out."""
     contract = BANKS["train_sharded"].contract
-    told_so = "the rest of the model is not cut"
+    told_so = "the rest of the model is not sharded"
     mistake = next(mistake for mistake in contract.stored.mistakes if mistake.summary == told_so)
     (said,) = {value for (_, fact), value in mistake.differs.items() if fact == CALL}
     for instead, told in ((said.replace(" got", ": got"), True), (said.replace("got", "met"), False)):

@@ -43,5 +43,5 @@ def test_the_environments_allocator_settings_do_not_decide(bank, monkeypatch):
 
 
 def test_a_tracker_in_place_of_its_class_is_told_so():
-    with pytest.raises(gpulab.CheckFailed, match="an object came where the class is wanted"):
+    with pytest.raises(gpulab.CheckFailed, match="an object was passed, not the class"):
         gpulab.check.memory_tracker(BANKS["memory_tracker"].solution())

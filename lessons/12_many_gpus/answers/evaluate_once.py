@@ -120,5 +120,5 @@ BANK.mistakes(
     ("your function left a setting changed", "use it as a context manager",
      change("    with torch.no_grad():", "    torch.set_grad_enabled(False)\n    if True:")),
     ("your function changed its argument model: model.module.0.weight.requires_grad is False, not True",
-     "requires_grad_() changed the caller's model", change("model.eval()", "model.eval().requires_grad_(False)")),
+     "requires_grad_() was used on what the caller owns", change("model.eval()", "model.eval().requires_grad_(False)")),
 )  # fmt: skip
