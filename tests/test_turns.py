@@ -89,7 +89,7 @@ def in_one_byte(x):
     return x.to(torch.float8_e4m3fn)
 
 
-@wrong("half_the_time", "other numbers (torch.int16)", "a whole-number type")
+@wrong("half_the_time", "other numbers (torch.int16)", "an integer type")
 def whole_numbers(x):
     return x.short()
 
@@ -109,12 +109,12 @@ def whole_warps_and_halves_of_warps(thread):
     return [thread // 32 % 2 == 0, thread % 32 < 16]
 
 
-@wrong("two_masks", "32 of 32 warps of `cheap` run both sides", "a warp is 32 threads in a row")
+@wrong("two_masks", "32 of 32 warps of `cheap` run both sides", "a warp is 32 consecutive threads")
 def the_wrong_way_round(thread):
     return thread % 2 == 0, thread < 512
 
 
-@wrong("two_masks", "2 of 32 warps of `expensive`", "a warp is 32 threads in a row")
+@wrong("two_masks", "2 of 32 warps of `expensive`", "a warp is 32 consecutive threads")
 def across_two_warps(thread):
     return thread < 512, (thread >= 16) & (thread < 528)
 
@@ -129,7 +129,7 @@ def numbers_for_a_mask(thread):
     return thread < 512, thread % 2
 
 
-@wrong("two_masks", "None", "the return is missing")
+@wrong("two_masks", "None", "the return or one of the two")
 def returns_no_masks(thread):
     thread < 512, thread % 2 == 0
 
@@ -150,18 +150,18 @@ def cuda_if_there_is_one(model, images):
     return model.to(device)(images.to(device)).argmax(1).cpu()
 
 
-@wrong("read_on_any_device", "the model reads on the CPU", "CPU's name")
+@wrong("read_on_any_device", "the model runs on the CPU", "always the CPU")
 def only_the_cpu(model, images):
     return model.to("cpu")(images).argmax(1)
 
 
-@wrong("read_on_any_device", "the digits are on cuda:0", ".cpu() of the return is gone")
+@wrong("read_on_any_device", "the digits are on cuda:0", ".cpu() after the return is missing")
 def digits_left_there(model, images):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device)(images.to(device)).argmax(1)
 
 
-@wrong("read_on_any_device", "other digits came back", "more than the devices")
+@wrong("read_on_any_device", "wrong digits came back", "more than the devices")
 def smallest_logit(model, images):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device)(images.to(device)).argmin(1).cpu()
@@ -172,12 +172,12 @@ def nothing_returned(model, images):
     model(images)
 
 
-@wrong("read_on_any_device", "stops on a machine without a GPU", "the device is named")
+@wrong("read_on_any_device", "fails on a machine without a GPU", "the code names a device")
 def cuda_by_name(model, images):
     return model.to("cuda")(images.to("cuda")).argmax(1).cpu()
 
 
-@wrong("read_on_any_device", "the images are not where the model is", "gives moved images")
+@wrong("read_on_any_device", "the images are not on the model's device", "does not move `images`")
 def images_left(model, images):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images.to(device)
@@ -199,7 +199,7 @@ def without_eval(model, loader, device):
     return right.item() / len(loader.dataset)
 
 
-@wrong("evaluated", "keeps what backward would need", "keeps autograd on")
+@wrong("evaluated", "keeps what backward would need", "leaves autograd on")
 def without_inference_mode(model, loader, device):
     model.eval()
     right = sum((model(x.to(device)).argmax(1) == y.to(device)).sum() for x, y in loader)
@@ -222,7 +222,7 @@ def mean_of_means(model, loader, device):
     return right.item() / (5 * len(loader))
 
 
-@wrong("evaluated", "came back", "the .item() of the end is missing")
+@wrong("evaluated", "came back", "the .item() at the end is missing")
 @torch.inference_mode()
 def a_tensor_returned(model, loader, device):
     model.eval()
@@ -243,7 +243,7 @@ def without_map_location(model, copy, path, device):
     return copy.to(device)
 
 
-@wrong("through_a_file", "reads other digits", "load_state_dict was not called")
+@wrong("through_a_file", "outputs differ", "load_state_dict was not called")
 def never_loaded(model, copy, path, device):
     torch.save(model.state_dict(), path)
     return copy.to(device)
@@ -277,7 +277,7 @@ def forgets_the_launch():
     return WAITS | {"relu of 1,000 numbers": "memory"}
 
 
-@wrong("what_waits", "'arithmetic' for 1 row × 4096 × 4096", "a few times only")
+@wrong("what_waits", "'arithmetic' for 1 row × 4096 × 4096", "only a few times")
 def takes_every_product_for_arithmetic():
     return WAITS | {"1 row × 4096 × 4096": "arithmetic"}
 
@@ -354,13 +354,13 @@ def makes_another_table(self, table):
 
 embed("OldWay", right("registered"), registers_the_old_way)
 for make, *told in (
-    (trains_the_table, "an optimizer gets 5 tensors, the table among them", "nn.Parameter is for what is trained"),
+    (trains_the_table, "an optimizer gets 5 tensors, including the table", "nn.Parameter is for trained tensors"),
     (freezes_the_table, "the checkpoint has 5 tensors", "a Parameter is always saved"),
     (saves_the_table, "the checkpoint has 5 tensors", "persistent=False"),
-    (leaves_the_list, "an optimizer gets 0 tensors of the layers", "nn.ModuleList is the list that does"),
+    (leaves_the_list, "an optimizer gets 0 tensors of the layers", "nn.ModuleList does"),
     (leaves_the_table, "the table is on cpu; expected: on cuda:1", "a plain attribute"),
-    (names_a_gpu, "the table is on cuda:0; expected: on cuda:1", "the constructor chose its place"),
-    (makes_another_table, "the table has other values", "made anew"),
+    (names_a_gpu, "the table is on cuda:0; expected: on cuda:1", "the constructor chose the device"),
+    (makes_another_table, "the table has other values", "a new table was made"),
 ):
     embed(make.__name__, wrong("registered", *told), make)
 
@@ -375,7 +375,7 @@ class ForwardGivesNothing(_Embed):
         super().forward(x)
 
 
-@wrong("registered", "expected: an nn.Module", "lost its base")
+@wrong("registered", "expected: an nn.Module", "no longer inherits from nn.Module")
 class NoModule:
     def __init__(self, table):
         self.table = table
@@ -386,12 +386,12 @@ def with_new_tensors(x, lengths):
     return torch.arange(x.shape[1]).to(x.device) >= x.new_tensor(lengths)[:, None]
 
 
-@wrong("any_device", "x is on cuda:1, and the mask on cuda:0", "x knows its own")
+@wrong("any_device", "x is on cuda:1, and the mask on cuda:0", "ask x for its own")
 def on_the_current_gpu(x, lengths):
     return torch.arange(x.shape[1], device="cuda") >= torch.tensor(lengths, device="cuda")[:, None]
 
 
-@wrong("any_device", "x is on cpu, and the mask on cuda:1", "x knows its own")
+@wrong("any_device", "x is on cpu, and the mask on cuda:1", "ask x for its own")
 def on_the_second_gpu(x, lengths):
     return (torch.arange(x.shape[1]) >= torch.tensor(lengths)[:, None]).to("cuda:1")
 
@@ -401,7 +401,7 @@ def without_return(x, lengths):
     with_new_tensors(x, lengths)
 
 
-@wrong("any_device", "times True in its rows", "from >= on")
+@wrong("any_device", "times True in its rows", "the first past the end is == length")
 def one_too_few(x, lengths):
     return torch.arange(x.shape[1], device=x.device) > torch.tensor(lengths, device=x.device)[:, None]
 
@@ -423,7 +423,7 @@ def adds_anew(batch, device):
     return torch.add(batch.to(device), 1)
 
 
-@wrong("brighten", "the caller's tensor on cuda:1 is changed", "detach() have the caller's memory")
+@wrong("brighten", "the caller's tensor on cuda:1 is changed", "detach() share the caller's memory")
 def adds_to_a_detached_one(batch, device):
     batch = batch.to(device).detach()
     batch += 1
@@ -447,7 +447,7 @@ def brightens_nothing(batch, device):
     batch.to(device) + 1
 
 
-@wrong("brighten", "the batch is on cpu", "a line with .to is gone")
+@wrong("brighten", "the batch is on cpu", "a line with .to is missing")
 def stays_where_it_is(batch, device):
     return batch + 1
 
@@ -495,10 +495,18 @@ def copies(now):
 right("resume_in_order")(resume_with(builds, assigns, moves, makes_adam, loads_adam))
 right("resume_in_order")(resume_with(builds, moves, makes_adam, loads_adam, copies))
 for told, *steps in (
-    (("on cpu", "move after that"), builds, moves, assigns, makes_adam, loads_adam),
+    (("on cpu", "move the model later"), builds, moves, assigns, makes_adam, loads_adam),
     (("on cuda:0; expected: on cuda:1",), builds, assigns, to_the_current_gpu, makes_adam, loads_adam),
     (("the moment of 0.weight is on cpu", "move the model before"), builds, assigns, makes_adam, loads_adam, moves),
-    (("the model no longer has", "comes before the optimizer"), builds, moves, makes_adam, loads_adam, assigns, moves),
+    (
+        ("the model no longer has", "before you make the optimizer"),
+        builds,
+        moves,
+        makes_adam,
+        loads_adam,
+        assigns,
+        moves,
+    ),
     (("other values than the checkpoint", "model.load_state_dict is missing"), builds, moves, makes_adam, loads_adam),
     (("has state for 0 of 4 parameters", "is missing"), builds, assigns, moves, makes_adam),
 ):
@@ -620,13 +628,13 @@ def one_of_two(dataset):
         yield images.to("cuda", non_blocking=True), labels.to("cuda")
 
 
-@wrong("everyday_form", "from pageable memory", "pin_memory=True in the DataLoader is missing")
+@wrong("everyday_form", "in pageable memory", "pin_memory=True in the DataLoader is missing")
 def the_flag_alone(dataset):
     for images, labels in torch.utils.data.DataLoader(dataset, batch_size=256):
         yield images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)
 
 
-@wrong("everyday_form", "pinned in the loop", "locking pages in the line that copies")
+@wrong("everyday_form", "pinned in the loop", "pinning in the loop costs more than it saves")
 def pinned_in_the_line(dataset):
     for batch in torch.utils.data.DataLoader(dataset, batch_size=256):
         yield [part.pin_memory().to("cuda", non_blocking=True) for part in batch]
@@ -638,7 +646,7 @@ def labels_stay(dataset):
         yield images.to("cuda", non_blocking=True), labels
 
 
-@wrong("everyday_form", "512 samples arrived", "the loop changed")
+@wrong("everyday_form", "512 samples arrived", "the loop was changed")
 def drops_the_last_batch(dataset):
     for batch in torch.utils.data.DataLoader(dataset, batch_size=256, pin_memory=True, drop_last=True):
         yield [part.to("cuda", non_blocking=True) for part in batch]
@@ -794,7 +802,7 @@ def as_if_all_were_trained(model):
     return 4 * total(model, nbytes)
 
 
-@wrong("held_bytes", "its weights are there all the same")
+@wrong("held_bytes", "its weights still take memory")
 def without_the_frozen(model):
     return 4 * total(model, nbytes, trained=True)
 
@@ -844,12 +852,12 @@ def weights_alone_in_bf16(model):
     return weights_alone(model) + 12 * total(model, torch.numel, trained=True)
 
 
-@wrong("held_bytes", "bytes were asked for")
+@wrong("held_bytes", "return bytes")
 def in_mib(model):
     return by_numbers(model) / 2**20
 
 
-@wrong("held_bytes", "an object of type Size", "a number was asked for")
+@wrong("held_bytes", "an object of type Size", "return a number")
 def gives_a_shape(model):
     return torch.Size([4])
 
@@ -884,13 +892,13 @@ def emptied_only():
     return row
 
 
-@wrong("lean_row", "102 MiB are reserved", "the driver gets it by another call")
+@wrong("lean_row", "102 MiB are reserved", "another call returns it to the driver")
 def cloned_only():
     row = torch.ones(100, 2**18, device="cuda")[0]
     return row.clone()
 
 
-@wrong("lean_row", "102 MiB are reserved", "the driver gets it by another call")
+@wrong("lean_row", "102 MiB are reserved", "another call returns it to the driver")
 def emptied_too_early():
     row = torch.ones(100, 2**18, device="cuda")[0]
     torch.cuda.empty_cache()
@@ -913,7 +921,7 @@ def keeps_the_matrix_elsewhere():
     return row
 
 
-@wrong("lean_row", "the row itself was asked for")
+@wrong("lean_row", "return the row itself")
 def a_part_of_the_row():
     row = torch.ones(100, 2**18, device="cuda")[0, :4].clone()
     torch.cuda.empty_cache()
@@ -945,7 +953,7 @@ def one_from_the_small_pool():
     return [0.5, 9, 8, 2]
 
 
-@wrong("four_sizes", "18 MiB in 4 different sizes", "fill the segment nearly")
+@wrong("four_sizes", "18 MiB in 4 different sizes", "nearly fill the segment")
 def too_little():
     return [9, 4, 3, 2]
 
@@ -965,7 +973,7 @@ def a_large_one_first():
     return [10.5, 2, 3, 4]
 
 
-@wrong("four_sizes", "more than 20 do not fit")
+@wrong("four_sizes", "more than 20 MiB do not fit")
 def too_much():
     return [9, 8, 7, 6]
 
@@ -998,7 +1006,7 @@ def clears_first(model, optimizer, inputs, targets):
     return right
 
 
-@wrong("lean_step", "the model has run 2 times", "a second one takes its time again")
+@wrong("lean_step", "the model has run 2 times", "a second one costs its time again")
 def runs_it_twice(model, optimizer, inputs, targets):
     with torch.no_grad():
         right = accuracy(model(inputs).flatten(0, 1), targets)
@@ -1018,7 +1026,7 @@ def forgets_the_step(model, optimizer, inputs, targets):
     return accuracy(logits, targets)
 
 
-@wrong("lean_step", "the weights have moved elsewhere")
+@wrong("lean_step", "the weights have other values")
 def sums_the_loss(model, optimizer, inputs, targets):
     logits = model(inputs).flatten(0, 1)
     loss, right = F.cross_entropy(logits, targets, reduction="sum"), accuracy(logits, targets)
@@ -1037,7 +1045,7 @@ def forgets_to_clear(model, optimizer, inputs, targets):
     return right
 
 
-@wrong("lean_step", "the share of the right ones was asked for")
+@wrong("lean_step", "return a share")
 def counts_the_right_ones(model, optimizer, inputs, targets):
     logits = model(inputs).flatten(0, 1)
     loss, right = F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).sum()
@@ -1070,7 +1078,7 @@ def detaches_them(model, optimizer, inputs, targets):
     return accuracy(logits, targets)
 
 
-@wrong("lean_step", "the peak is", "made anew")
+@wrong("lean_step", "the peak is", "another tensor of their size")
 def keeps_a_copy_too(model, optimizer, inputs, targets):
     logits = model(inputs).flatten(0, 1)
     copy = logits.detach().softmax(-1)
@@ -1107,7 +1115,7 @@ def accuses_whoever_is_there(**figures):
     return *shares(**figures), "another process"
 
 
-@wrong("account", "'another process' for", "ask for this first", 'expected: "fragmentation"')
+@wrong("account", "'another process' for", "check this first", 'expected: "fragmentation"')
 def knows_no_fragmentation(**figures):
     others, context = shares(**figures)
     missing = figures["tried"] - figures["free"]
@@ -1162,12 +1170,12 @@ def empties_the_cache_in_the_block(attempt, batch):
         return empties_the_cache_in_the_block(attempt, batch // 2) if batch > 1 else 0
 
 
-@wrong("recover", "return the batch that has fitted")
+@wrong("recover", "return the batch that fits")
 def halves_once_too_often(attempt, batch):
     return with_a_flag(attempt, batch) // 2
 
 
-@wrong("recover", "1 came back", "0 is for the case")
+@wrong("recover", "1 came back", "0 means that not even")
 def ends_at_one(attempt, batch):
     return max(1, with_a_flag(attempt, batch))
 
@@ -1248,12 +1256,12 @@ def segments_of_two(model, x):
     return x
 
 
-@wrong("in_segments", "a peak of 100%", "no block is computed again")
+@wrong("in_segments", "a peak of 100%", "no block is recomputed")
 def no_segment(model, x):
     return model(x)
 
 
-@wrong("in_segments", "a peak of", "computed again, too many at once")
+@wrong("in_segments", "a peak of", "recomputed, too many at once")
 def two_large_segments(model, x):
     for half in (model[:6], model[6:]):
         x = checkpoint(half, x, use_reentrant=False)
@@ -1370,13 +1378,13 @@ remedies(
 )
 remedies(
     "checkpoints_where_autocast_is_enough",
-    wrong("must_fit", "expected: autocast: 648 + max(900, 432) MiB", "it fits too, and costs more"),
+    wrong("must_fit", "expected: autocast: 648 + max(900, 432) MiB", "it fits too, but costs more"),
     job2="checkpoint",
 )
 remedies("another_remedy", wrong("must_fit", "'offload' for job 4", "the four words are"), job4="offload")
 
 
-@wrong("must_fit", "None", "the return is missing")
+@wrong("must_fit", "None", "the return or one of the four")
 def returns_no_remedies():
     REMEDIES.copy()
 
@@ -1455,7 +1463,7 @@ def also_unscales(model, optimizer, scaler, batches):
         scaler.update()
 
 
-@wrong("train_fp16", "away", "`optimizer.step()` is called besides")
+@wrong("train_fp16", "off by up to", "`optimizer.step()` is called as well")
 def trains_on_a_tenth(model, optimizer, scaler, batches):
     for x, y in batches:
         optimizer.zero_grad()
@@ -1488,19 +1496,19 @@ def kahan_in_one_name(weight, lost, update):
     return weight + meant, meant - ((weight + meant) - weight)
 
 
-@wrong("update_bf16", "stand still, though something is in lost", "is not added to the update")
+@wrong("update_bf16", "stand still, although lost is not zero", "is not added to the update")
 def never_pays_back(weight, lost, update):
     new = weight + update
     return new, update - (new - weight)
 
 
-@wrong("update_bf16", "away after 1000 updates", "lost is what was meant less what happened")
+@wrong("update_bf16", "after 1000 updates", "lost is the intended change minus the actual one")
 def keeps_all_that_was_meant(weight, lost, update):
     update = update + lost
     return weight + update, update
 
 
-@wrong("update_bf16", "stand still, though something is in lost", "or has the wrong sign")
+@wrong("update_bf16", "stand still, although lost is not zero", "or has the wrong sign")
 def owes_the_wrong_way(weight, lost, update):
     update = update + lost
     new = weight + update
@@ -1554,7 +1562,7 @@ formats("tf32_on_a_t4", "a T4 has no TF32 in hardware", T4s="TF32")
 formats("fp16_beyond_its_range", "beyond 65504 become inf in fp16", H100="fp16 with scaler")
 formats("fp16_without_bits_to_spare", "the scaler does not help", A100="fp16 with scaler")
 formats("bf16_for_ten_bits", "bf16 keeps 8 significant bits", A100="bf16")
-formats("float32_where_tf32_does", "runs past the tensor cores", A100="float32")
+formats("float32_where_tf32_does", "does not use the tensor cores", A100="float32")
 formats("tf32_where_16_bits_do", "stores 4 bytes for each number", H100="TF32")
 formats("fp16_without_a_scaler", "the four words are", T4="fp16")
 
@@ -1587,18 +1595,16 @@ def windows_loop(name, judged, *, clear="window", divisor=len, step="window"):
 
 windows_loop("clears_after", right("window_loop"), clear="after")
 windows_loop("divides_by_four", wrong("window_loop", "the short last window", "divided by 4"), divisor=lambda w: 4)
-windows_loop("never_clears", wrong("window_loop", "those of the windows before", "once for each window"), clear="")
-windows_loop("divides_by_none", wrong("window_loop", "is the sum of", "the division is gone"), divisor=lambda w: 1)
+windows_loop("never_clears", wrong("window_loop", "those of earlier windows", "once for each window"), clear="")
+windows_loop("divides_by_none", wrong("window_loop", "is the sum of", "the division is missing"), divisor=lambda w: 1)
 windows_loop(
     "steps_inside", wrong("window_loop", "after every micro-batch", "nothing is accumulated"), step="micro-batch"
 )
 windows_loop("never_steps", wrong("window_loop", "no weight has moved", "optimizer.step() is gone"), step="")
-windows_loop(
-    "divides_by_samples", wrong("window_loop", "times as far", "what the window holds"), divisor=lambda w: 7 * len(w)
-)
+windows_loop("divides_by_samples", wrong("window_loop", "times as far", "micro-batches"), divisor=lambda w: 7 * len(w))
 
 
-@wrong("window_loop", "by its last micro-batch alone", "wipes out")
+@wrong("window_loop", "by its last micro-batch alone", "deletes what the earlier")
 def clears_inside(model, optimizer, windows):
     for window in windows:
         for x, y in window:
@@ -1650,7 +1656,7 @@ right("window_amp")(scaled_after_the_division)
 amp_update("as_one_batch", right("window_amp"), whole=True)
 amp_update("all_inside", wrong("window_amp", "after every micro-batch"), ("unscale", "clip", "step", "update"), ())
 amp_update(
-    "clips_first", wrong("window_amp", "65536 times", "after clip_grad"), after=("clip", "unscale", "step", "update")
+    "clips_first", wrong("window_amp", "by 65536", "after clip_grad"), after=("clip", "unscale", "step", "update")
 )
 amp_update(
     "clips_each",
@@ -1659,8 +1665,8 @@ amp_update(
     ("unscale", "step", "update"),
 )
 amp_update("clips_last", wrong("window_amp", "after step()"), after=("unscale", "step", "clip", "update"))
-amp_update("never_clips", wrong("window_amp", "clip_grad_norm_() is gone"), after=("unscale", "step", "update"))
-amp_update("never_unscales", wrong("window_amp", "unscale_() is gone"), after=("clip", "step", "update"))
+amp_update("never_clips", wrong("window_amp", "clip_grad_norm_() is missing"), after=("unscale", "step", "update"))
+amp_update("never_unscales", wrong("window_amp", "unscale_() is missing"), after=("clip", "step", "update"))
 amp_update("amp_never_steps", wrong("window_amp", "no weight has moved"), after=("unscale", "clip", "update"))
 amp_update("never_updates", wrong("window_amp", "the scale is 65,536"), after=("unscale", "clip", "step"))
 amp_update("bare_step", wrong("window_amp", "a window with an overflow"), after=("unscale", "clip", "bare", "update"))
@@ -1681,7 +1687,7 @@ def rounds_down(samples, micro_batch, steps, epochs):
     return samples // (micro_batch * steps) * epochs
 
 
-@wrong("update_count", "no window goes on over the end of an epoch")
+@wrong("update_count", "no window continues into the next epoch")
 def rounds_once(samples, micro_batch, steps, epochs):
     return math.ceil(math.ceil(samples / micro_batch) * epochs / steps)
 
@@ -1691,7 +1697,7 @@ def drops_the_short_batch(samples, micro_batch, steps, epochs):
     return math.ceil(samples // micro_batch / steps) * epochs
 
 
-@wrong("update_count", "where the windows come out even")
+@wrong("update_count", "if all windows are full")
 def adds_one(samples, micro_batch, steps, epochs):
     return (samples // (micro_batch * steps) + 1) * epochs
 
@@ -1734,7 +1740,7 @@ def adds_them_up():
     return ["overlap", "loader", "overlap", "loader"]
 
 
-@wrong("change_first", "'step' for B", "the loader costs 42", "90 ms without any")
+@wrong("change_first", "'step' for B", "the loader costs 42", "the loader alone takes 90 ms")
 def acquits_the_guilty():
     return ["step", "step", "overlap", "loader"]
 
@@ -1759,7 +1765,7 @@ def leaves_one_open():
     return ["step", "loader", "overlap", None]
 
 
-@wrong("change_first", "None", "a list of four words", "the return is missing")
+@wrong("change_first", "None", "a list of four words", "the return or one of the four")
 def says_nothing():
     by_three_numbers()
 
@@ -1790,17 +1796,17 @@ def takes_the_quota(cores, quota, ranks):
     return max(0, int(quota or cores) // max(1, ranks) - 1)
 
 
-@wrong("workers_for", "-1 for cores=2, quota=None, ranks=8; expected: 0", "not fewer")
+@wrong("workers_for", "-1 for cores=2, quota=None, ranks=8; expected: 0", "but not negative")
 def fewer_than_none(cores, quota, ranks):
     return int(min(cores, quota or cores)) // max(1, ranks) - 1
 
 
-@wrong("workers_for", "1 for cores=2, quota=None, ranks=8; expected: 0", "there may be none")
+@wrong("workers_for", "1 for cores=2, quota=None, ranks=8; expected: 0", "the number may be 0")
 def one_in_any_case(cores, quota, ranks):
     return max(1, smallest_of_all(cores, quota, ranks))
 
 
-@wrong("workers_for", "4 for cores=16, quota=None, ranks=4; expected: 3", "one of these is for the rank itself")
+@wrong("workers_for", "4 for cores=16, quota=None, ranks=4; expected: 3", "one of them is for the rank itself")
 def leaves_the_rank_no_core(cores, quota, ranks):
     return int(min(cores, quota or cores)) // max(1, ranks)
 
@@ -1849,12 +1855,12 @@ def counts_from_one(lines):
     return list(lines)[id + 1 :: number] if number > 1 else lines
 
 
-@wrong("my_part", "no faster than one worker")
+@wrong("my_part", "no faster than with one worker")
 def the_first_does_it(lines):
     return lines if worker()[0] == 0 else []
 
 
-@wrong("my_part", "0 of ", "in the main process", "nobody to share with")
+@wrong("my_part", "0 of ", "in the main process", "the main process reads all lines")
 def nothing_without_workers(lines):
     return by_the_remainder(lines) if worker()[1] > 1 else []
 
@@ -1898,7 +1904,7 @@ def drops_the_last(images, labels, batch):
         yield images[rows], labels[rows]
 
 
-@wrong("gpu_batches", "are neighbours", "of samples")
+@wrong("gpu_batches", "are neighbours", "permute the samples")
 def shuffles_batches(images, labels, batch):
     parts = list(zip(images.split(batch), labels.split(batch), strict=True))
     whole, short = parts[:-1], parts[-1:]
@@ -1984,12 +1990,12 @@ def loader_first(busy, loading, flops, moved):
     return "input" if loading > 0.3 else by_the_largest(busy, loading, flops, moved)
 
 
-@wrong("bottleneck", 'expected: "input"', "it is in the loader")
+@wrong("bottleneck", 'expected: "input"', "the host spends them in the loader")
 def no_loader(busy, loading, flops, moved):
     return by_the_largest(busy, 0.0, flops, moved)
 
 
-@wrong("bottleneck", 'expected: "launches"', "it launches")
+@wrong("bottleneck", 'expected: "launches"', "it is launching kernels")
 def gaps_are_input(busy, loading, flops, moved):
     return by_the_largest(busy, 1.0, flops, moved)
 
@@ -1999,7 +2005,7 @@ def own_word(busy, loading, flops, moved):
     return "memory" if moved > flops else "compute"
 
 
-@wrong("bottleneck", 'expected: "bandwidth"', "memory's")
+@wrong("bottleneck", 'expected: "bandwidth"', "memory is the nearer roof")
 def always_compute(busy, loading, flops, moved):
     found = by_the_largest(busy, loading, flops, moved)
     return "compute" if found == "bandwidth" else found
@@ -2027,7 +2033,7 @@ def shortest_by_value(lasted):
     return next(rank for rank, ms in lasted.items() if ms == min(lasted.values()))
 
 
-@wrong("late_rank", "expected: rank", "finds all others there")
+@wrong("late_rank", "expected: rank", "finds all others waiting")
 def first_number(lasted):
     return min(lasted)
 
@@ -2065,7 +2071,7 @@ def fills_and_shares(graph, x, y, batches):
     return results
 
 
-@wrong("replayed_batches", "every result is that of the x at capture", "copy_ fills the memory")
+@wrong("replayed_batches", "every result is computed from x as it was at capture", "copy_ fills the memory")
 def clones_alone(graph, x, y, batches):
     results = []
     for batch in batches:
@@ -2096,7 +2102,7 @@ def replays_first(graph, x, y, batches):
     return results
 
 
-@wrong("replayed_batches", "1 results for 3 batches", "also for the last")
+@wrong("replayed_batches", "1 results for 3 batches", "including the last")
 def keeps_the_last(graph, x, y, batches):
     for batch in batches:
         x.copy_(batch)
@@ -2144,7 +2150,7 @@ def zeroes_and_adds(optimizer, rate):
         tensor.zero_().add_(rate)
 
 
-@wrong("set_rate", "moves the groups by 1 and 1", "another tensor lies elsewhere")
+@wrong("set_rate", "moves the groups by 1 and 1", "the graph still reads the first tensor")
 def makes_another_tensor(optimizer, rate):
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(rate, device="cuda")
@@ -2161,13 +2167,13 @@ def multiplies_the_rate(optimizer, rate):
         group["lr"].mul_(rate)
 
 
-@wrong("set_rate", "the tensors are as they were")
+@wrong("set_rate", "the tensors have not changed")
 def fills_a_copy(optimizer, rate):
     for group in optimizer.param_groups:
         group["lr"].clone().fill_(rate)
 
 
-@wrong("set_rate", "the tensors are as they were")
+@wrong("set_rate", "the tensors have not changed")
 def sets_the_default(optimizer, rate):
     optimizer.defaults["lr"] = rate
 
@@ -2184,23 +2190,23 @@ def minimum_of_norms(x, limit):
     return x * torch.minimum(norm, torch.full_like(norm, limit)) / norm
 
 
-@wrong("one_graph", "2 graphs", "a number from .item() is the host's")
+@wrong("one_graph", "2 graphs", ".item() makes the host wait")
 def if_on_item(x, limit):
     norm = x.norm().item()
     return x * (limit / norm) if norm > limit else x
 
 
-@wrong("one_graph", "2 graphs", "a number from .item() is the host's")
+@wrong("one_graph", "2 graphs", ".item() makes the host wait")
 def min_of_item(x, limit):
     return x * min(1.0, limit / max(x.norm().item(), 1e-12))
 
 
-@wrong("one_graph", "short ones are lengthened", "norm 2.0 came back")
+@wrong("one_graph", "short vectors are made longer", "norm 2.0 came back")
 def always_scales(x, limit):
     return x * (limit / x.norm())
 
 
-@wrong("one_graph", "each element is cut by itself")
+@wrong("one_graph", "each element is clipped by itself")
 def cuts_elements(x, limit):
     return x.clamp(-limit, limit)
 
@@ -2228,7 +2234,7 @@ def takes_it_out(x, limit):
     return x * (limit / norm) if norm > limit else x
 
 
-@wrong("one_graph", "a break beside it", "Dynamo says: ")
+@wrong("one_graph", "one graph and a graph break", "Dynamo says: ")
 def logs(x, limit):
     logging.getLogger(__name__).debug("shortening")
     return x * (limit / x.norm()).clamp(max=1)
@@ -2251,7 +2257,7 @@ def milliseconds_forgotten(compile_s, before_ms, after_ms):
     return compile_s / (before_ms - after_ms) if after_ms < before_ms else math.inf
 
 
-@wrong("break_even", "what a step saves counts")
+@wrong("break_even", "use the time that a step saves")
 def divides_by_the_step(compile_s, before_ms, after_ms):
     return 1000 * compile_s / after_ms if after_ms < before_ms else math.inf
 
@@ -2261,12 +2267,12 @@ def negative_steps(compile_s, before_ms, after_ms):
     return 1000 * compile_s / (before_ms - after_ms) if after_ms != before_ms else math.inf
 
 
-@wrong("break_even", "expected: math.inf", "nothing is saved")
+@wrong("break_even", "expected: math.inf", "the code divides by the time saved")
 def zero_where_it_loses(compile_s, before_ms, after_ms):
     return max(0, 1000 * compile_s / (before_ms - after_ms))
 
 
-@wrong("break_even", "ZeroDivisionError", "two equal times")
+@wrong("break_even", "ZeroDivisionError", "the two times are equal")
 def equal_times(compile_s, before_ms, after_ms):
     return 1000 * compile_s / (before_ms - after_ms) if after_ms <= before_ms else math.inf
 
@@ -2305,7 +2311,7 @@ def cuts_off(rank, ranks, length):
     return list(range(length - length % ranks))[rank::ranks]
 
 
-@wrong("dealt_indices", "a stretch of neighbours", "[rank::ranks]")
+@wrong("dealt_indices", "consecutive indices", "[rank::ranks]")
 def padded_chunks(rank, ranks, length):
     each = -(-length // ranks)
     return (list(range(length)) * 2)[rank * each : (rank + 1) * each]
@@ -2316,7 +2322,7 @@ def pads_with_the_last(rank, ranks, length):
     return [min(i, length - 1) for i in range(rank, -(-length // ranks) * ranks, ranks)]
 
 
-@wrong("dealt_indices", "padding where the length divides evenly", "-length % ranks")
+@wrong("dealt_indices", "padding although the length divides evenly", "-length % ranks")
 def always_pads(rank, ranks, length):
     padded = [*range(length), *range(ranks - length % ranks)]
     return padded[rank::ranks]
@@ -2327,7 +2333,7 @@ def all_of_them(rank, ranks, length):
     return list(range(length))
 
 
-@wrong("dealt_indices", "all indices, the first ones again")
+@wrong("dealt_indices", "append the first ones as padding")
 def backwards(rank, ranks, length):
     return by_counting(rank, ranks, length)[::-1]
 
@@ -2337,7 +2343,7 @@ def deals_nothing(rank, ranks, length):
     by_counting(rank, ranks, length)
 
 
-@wrong("dealt_indices", "the indices themselves are asked for")
+@wrong("dealt_indices", "return the indices themselves")
 def how_many(rank, ranks, length):
     return -(-length // ranks)
 
@@ -2352,7 +2358,7 @@ def each_weighed(losses, total, ranks):
     return (losses * (ranks / total)).sum()
 
 
-@wrong("fair_loss", "too small by the number of ranks", "multiply by it")
+@wrong("fair_loss", "too small, by a factor of the number of ranks", "multiply by it")
 def forgets_that_ddp_divides(losses, total, ranks):
     return losses.sum() / total
 
@@ -2367,22 +2373,22 @@ def sums_up_for_all(losses, total, ranks):
     return losses.sum() * ranks
 
 
-@wrong("fair_loss", "ranks still count alike, and all of them too much", "and not by this rank's")
+@wrong("fair_loss", "all ranks still count equally, and too much", "and not by this rank's")
 def mean_times_ranks(losses, total, ranks):
     return losses.mean() * ranks
 
 
-@wrong("fair_loss", "ranks still count alike", "mean() has divided", "sum()")
+@wrong("fair_loss", "all ranks still count equally", "mean() has divided", "sum()")
 def mean_for_the_sum(losses, total, ranks):
     return losses.mean() * ranks / total
 
 
-@wrong("fair_loss", "ranks still count alike", "DDP divides by ranks")
+@wrong("fair_loss", "all ranks still count equally", "DDP divides by ranks")
 def mean_by_total(losses, total, ranks):
     return losses.mean() / total
 
 
-@wrong("fair_loss", "the weights of the samples are", "by which DDP divides")
+@wrong("fair_loss", "the weights of the samples are", "because DDP divides by it")
 def upside_down(losses, total, ranks):
     return losses.sum() * total / ranks
 
@@ -2392,7 +2398,7 @@ def cuts_the_graph(losses, total, ranks):
     return losses.detach().sum() * ranks / total
 
 
-@wrong("fair_loss", "a tensor of shape ()", "sum() makes one number")
+@wrong("fair_loss", "a tensor of shape ()", "sum() adds them to one number")
 def one_for_each(losses, total, ranks):
     return losses * ranks / total
 
@@ -2410,7 +2416,7 @@ def parted_as_lists():
     return {job: parted and list(parted) for job, parted in reversed(PARTED.items())}
 
 
-@wrong("odd_ranks", "(0, 7) for job a", "expected: (2, 7)", "those that wait have called what they should")
+@wrong("odd_ranks", "(0, 7) for job a", "expected: (2, 7)", "the waiting ranks have called what they should")
 def blames_one_that_waits():
     return PARTED | {"a": (0, 7)}
 
@@ -2420,17 +2426,17 @@ def the_last_number_that_it_called():
     return PARTED | {"a": (2, 6)}
 
 
-@wrong("odd_ranks", "None for job b", "no other has called it")
+@wrong("odd_ranks", "None for job b", "no other rank has called it")
 def one_alone_that_waits_is_late():
     return PARTED | {"b": None}
 
 
-@wrong("odd_ranks", "None for job c", "without a word")
+@wrong("odd_ranks", "None for job c", "ended without an error")
 def what_has_ended_is_right():
     return PARTED | {"c": None}
 
 
-@wrong("odd_ranks", "(1, 6) for job d", "expected: None", "nobody waits")
+@wrong("odd_ranks", "(1, 6) for job d", "expected: None", "no rank waits in vain")
 def who_is_behind_is_wrong():
     return PARTED | {"d": (1, 6)}
 
@@ -2471,7 +2477,7 @@ def all_within(model, window):
             micro(model, x, y)
 
 
-@wrong("one_exchange", "4 exchanges all the same", "the forward pass belongs inside")
+@wrong("one_exchange", "there are still 4 exchanges", "the forward pass belongs inside")
 def forward_outside(model, window):
     for i, (x, y) in enumerate(window):
         loss = F.cross_entropy(model(x), y) / 4
@@ -2494,7 +2500,7 @@ def undivided(model, window):
     micro(model, *window[-1], 1)
 
 
-@wrong("one_exchange", "another gradient", "nothing is cleared")
+@wrong("one_exchange", "but the wrong gradient", "nothing is cleared")
 def exchanges_first(model, window):
     micro(model, *window[0])
     with model.no_sync():
@@ -2502,7 +2508,7 @@ def exchanges_first(model, window):
             micro(model, x, y, 0.5)
 
 
-@wrong("one_exchange", "another gradient", "each micro-batch runs once")
+@wrong("one_exchange", "but the wrong gradient", "each micro-batch runs once")
 def leaves_some_out(model, window):
     micro(model, *window[-1])
 
@@ -2534,20 +2540,20 @@ def only_looks(model):
     list(model.blocks.layers)
 
 
-@wrong("a_unit_per_block", "lie whole on every rank", "embedding and head")
+@wrong("a_unit_per_block", "are whole on every rank", "embedding and head")
 def no_root(model):
     for block in model.blocks.layers:
         fully_shard(block)
 
 
-@wrong("a_unit_per_block", "blocks are no unit", "all of model.blocks.layers")
+@wrong("a_unit_per_block", "blocks are not units", "all of model.blocks.layers")
 def leaves_out_the_last(model):
     for block in model.blocks.layers[:-1]:
         fully_shard(block)
     fully_shard(model)
 
 
-@wrong("a_unit_per_block", "units within the blocks", "the block is the unit")
+@wrong("a_unit_per_block", "units within the blocks", "shard block by block")
 def each_layer(model):
     for block in model.blocks.layers:
         fully_shard(block[0])
@@ -2581,21 +2587,21 @@ def row_by_row(model, weights):
     model.angles = model.compute_angles().cuda()
 
 
-@wrong("filled_from_rank_0", "model.angles is what lay in memory", "persistent=False")
+@wrong("filled_from_rank_0", "model.angles holds whatever was in memory", "persistent=False")
 def forgets_the_angles(model, weights):
     model.to_empty(device="cuda")
     model.angles.zero_()
     set_from_rank_0(model, weights)
 
 
-@wrong("filled_from_rank_0", "rank 0 sends nothing", "broadcast_from_rank0=True")
+@wrong("filled_from_rank_0", "rank 0 does not send by default", "broadcast_from_rank0=True")
 def each_its_own(model, weights):
     model.to_empty(device="cuda")
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
     model.angles.copy_(model.compute_angles())
 
 
-@wrong("filled_from_rank_0", "the model lies on", "to_empty")
+@wrong("filled_from_rank_0", "the model is on", "to_empty")
 def stays_on_meta(model, weights):
     model.angles = model.compute_angles()
 
@@ -2637,7 +2643,7 @@ def columns_of_down_for_outputs(x, up, down, rank, ranks):
     return torch.relu(x @ up.T) @ down.chunk(ranks)[rank].T
 
 
-@wrong("summand_of_mlp", "up is cut by its inputs", "not a summand of the ReLU")
+@wrong("summand_of_mlp", "up is split along its inputs", "not a part of the ReLU")
 def cuts_the_inputs(x, up, down, rank, ranks):
     mine = slice(rank * x.shape[1] // ranks, (rank + 1) * x.shape[1] // ranks)
     return torch.relu(x[:, mine] @ up[:, mine].T) @ down.T
@@ -2679,26 +2685,26 @@ def by_numpy(data, epoch, size, done):
         yield data[torch.from_numpy(order[start : start + size])]
 
 
-@wrong("rest_of_epoch", "two orders", "a generator of its own")
+@wrong("rest_of_epoch", "give different orders", "a separate generator")
 def skips_in_another_order(data, epoch, size, done):
     for rows in torch.randperm(len(data)).split(size)[done:]:
         yield data[rows]
 
 
-@wrong("rest_of_epoch", "PyTorch's own generator has been seeded", "torch.manual_seed() is for all")
+@wrong("rest_of_epoch", "PyTorch's global generator has been seeded", "torch.manual_seed() is global")
 def seeds_for_all(data, epoch, size, done):
     torch.manual_seed(epoch)
     for rows in torch.randperm(len(data)).split(size)[done:]:
         yield data[rows]
 
 
-@wrong("rest_of_epoch", "have one order", "does not depend on epoch")
+@wrong("rest_of_epoch", "have the same order", "does not depend on epoch")
 def one_seed(data, epoch, size, done):
     for rows in order_of(data, 0).split(size)[done:]:
         yield data[rows]
 
 
-@wrong("rest_of_epoch", "have one order", "nothing is shuffled")
+@wrong("rest_of_epoch", "have the same order", "nothing is shuffled")
 def unshuffled(data, epoch, size, done):
     for rows in torch.arange(len(data)).split(size)[done:]:
         yield data[rows]
@@ -2710,13 +2716,13 @@ def skips_samples(data, epoch, size, done):
         yield data[rows]
 
 
-@wrong("rest_of_epoch", "7 batches for done=", "not another number or another order of them")
+@wrong("rest_of_epoch", "7 batches for done=", "neither the order nor the number of the others")
 def skips_nothing(data, epoch, size, done):
     for rows in order_of(data, epoch).split(size):
         yield data[rows]
 
 
-@wrong("rest_of_epoch", "samples are read that no batch has", "skip rows, before data[rows]")
+@wrong("rest_of_epoch", "samples are read that are in no batch", "skip rows, before data[rows]")
 def reads_and_throws_away(data, epoch, size, done):
     for i, rows in enumerate(order_of(data, epoch).split(size)):
         batch = data[rows]
@@ -2724,13 +2730,13 @@ def reads_and_throws_away(data, epoch, size, done):
             yield batch
 
 
-@wrong("rest_of_epoch", "there are 6 batches", "the last batch is shorter")
+@wrong("rest_of_epoch", "there are 6 batches", "the last, shorter batch")
 def leaves_the_rest_out(data, epoch, size, done):
     for i in range(done, len(data) // size):
         yield data[order_of(data, epoch)[i * size : (i + 1) * size]]
 
 
-@wrong("rest_of_epoch", "None came back", "neither yield nor return")
+@wrong("rest_of_epoch", "None came back", "there is neither yield nor return")
 def forgets_to_yield(data, epoch, size, done):
     [data[rows] for rows in order_of(data, epoch).split(size)[done:]]
 
@@ -2755,7 +2761,7 @@ def a_refused_file_too():
     return zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, pickle.UnpicklingError
 
 
-@wrong("damage", "PermissionError sets a file aside", "nobody has read the bytes")
+@wrong("damage", "PermissionError sets a file aside", "the bytes were never read")
 def a_forbidden_file_too():
     return zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, PermissionError
 
@@ -2775,7 +2781,7 @@ def not_the_end():
     return zipfile.BadZipFile, zlib.error, RuntimeError
 
 
-@wrong("damage", "came back", "no texts")
+@wrong("damage", "came back", "not strings")
 def their_names():
     return "BadZipFile", "EOFError"
 
@@ -2807,7 +2813,7 @@ def by_seconds(parameters, tokens, tflops, mfu, price):
     return 6 * parameters * tokens / (tflops * 1e12 * mfu) * price
 
 
-@wrong("dollars", "each has its price")
+@wrong("dollars", "multiply by the price")
 def forgets_the_price(parameters, tokens, tflops, mfu, price):
     return 6 * parameters * tokens / (tflops * 1e12 * mfu) / 3600
 
@@ -2834,7 +2840,7 @@ def by_a_table(early, late):
     return next((name for name, there in signs.items() if there), "healthy")
 
 
-@wrong("illness", "a case without a return")
+@wrong("illness", "one case has no return")
 def knows_two(early, late):
     if late["loss"] > early["loss"]:
         return "diverged"
@@ -2847,7 +2853,7 @@ def in_own_words(early, late):
     return "slow" if said == "throttled" else said
 
 
-@wrong("illness", 'expected: "overflow"', "ask it first")
+@wrong("illness", 'expected: "overflow"', "check it first")
 def the_scale_last(early, late):
     if late["loss"] > 0.8 * early["loss"]:
         return "diverged"
@@ -2866,7 +2872,7 @@ def what_is_left_over_is_throttled(early, late):
     return "throttled" if said == "healthy" else said
 
 
-@wrong("illness", 'expected: "diverged"', "not larger than anything")
+@wrong("illness", 'expected: "diverged"', "which no `>` finds")
 def forgets_nan(early, late):
     return "healthy" if math.isnan(late["loss"]) else by_a_table(early, late)
 
@@ -2887,22 +2893,22 @@ def never_falls_and_ends_higher(after):
     return after[-1] > after[2]
 
 
-@wrong("grows", "is called steady", "a block of 512 bytes")
+@wrong("grows", "is called steady", "a leak of 512 bytes")
 def by_a_tenth(after):
     return after[-1] > 1.1 * after[2]
 
 
-@wrong("grows", "a job that repeats is said to grow", "begin with the third update")
+@wrong("grows", "a steady job is said to grow", "begin with the third update")
 def from_the_first(after):
     return after[-2] > after[0] and after[6] <= after[7]
 
 
-@wrong("grows", "goes back is said to grow", "compare the lowest of either half")
+@wrong("grows", "is freed again, is called growth", "compare the lowest values of the two halves")
 def last_against_third(after):
     return after[-1] > after[2]
 
 
-@wrong("grows", "at every second update is called steady", "two updates may leave the same")
+@wrong("grows", "at every second update is called steady", "grow after the next")
 def more_with_each_update(after):
     return all(after[i] > after[i - 1] for i in range(3, len(after)))
 
@@ -2948,7 +2954,7 @@ def with_recomputation(words_per_second, parameters, peak_tflops):
     return 8 * parameters * words_per_second <= peak_tflops * 1e12
 
 
-@wrong("possible", "four times the peak is not", "turned round")
+@wrong("possible", "four times the peak possible", "the comparison is reversed")
 def asks_whether_it_lies(words_per_second, parameters, peak_tflops):
     return 6 * parameters * words_per_second > peak_tflops * 1e12
 

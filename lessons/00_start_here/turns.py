@@ -21,7 +21,7 @@ def _network() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 
 
-@turn("the model reads its images on the GPU, on a machine without one on the CPU, and the digits come back")
+@turn("the model runs on the GPU, or on the CPU if there is no GPU, and the digits are returned on the CPU")
 def read_on_any_device(answer: Any) -> None:
     """A function (model, images) that gives the digits read, an int64 tensor on the CPU, computed on any device."""
     model, images = _network(), torch.rand(7, 1, 8, 8)
@@ -40,23 +40,23 @@ def read_on_any_device(answer: Any) -> None:
             _check_digits(got, right)
             if name == "with" and seen[-1] != "cuda":
                 raise NotYet(
-                    "where there is a GPU, the model reads on the CPU",
-                    expected="it computes on the accelerator that is there",
-                    likely="the device is the CPU's name, or model and images were left where they were",
+                    "on a machine with a GPU, the model runs on the CPU",
+                    expected="it computes on the accelerator",
+                    likely="the device is always the CPU, or model and images were not moved",
                 )
     if len(stopped) == 2:
-        raise AsGiven("it stops on a machine without a GPU, and the images are not where the model is")
+        raise AsGiven("it fails on a machine without a GPU, and the images are not on the model's device")
     if "with" in stopped:
         raise NotYet(
-            "where there is a GPU, the images are not where the model is",
+            "on a machine with a GPU, the images are not on the model's device",
             expected="both on one device",
-            likely="images.to(device) gives moved images, and leaves `images` as they are",
+            likely="images.to(device) returns a copy and does not move `images`",
         )
     if stopped:
         raise NotYet(
-            "it stops on a machine without a GPU",
+            "it fails on a machine without a GPU",
             expected="it computes on the CPU there",
-            likely="the device is named; ask torch.accelerator which one is available",
+            likely="the code names a device; ask torch.accelerator which one is available",
         )
 
 
@@ -65,13 +65,13 @@ def _check_digits(got: Any, right: torch.Tensor) -> None:
         raise NotYet(f"{brief(got)} came back", expected="the digits, a tensor", likely="the return is missing")
     if got.device.type != "cpu":
         raise NotYet(
-            f"the digits are on {got.device}", expected="on the CPU", likely="the .cpu() of the return is gone"
+            f"the digits are on {got.device}", expected="on the CPU", likely="the .cpu() after the return is missing"
         )
     if got.shape != right.shape or not torch.equal(got, right):
         raise NotYet(
-            f"other digits came back: {brief(got)}",
+            f"wrong digits came back: {brief(got)}",
             expected="for each image the class of its largest logit",
-            likely="more than the devices was changed",
+            likely="you changed more than the devices",
         )
 
 
@@ -90,23 +90,23 @@ def evaluated(answer: Any) -> None:
         got = answer(model.to("cuda").train(), loader, torch.device("cuda"))
     if not isinstance(got, (float, int)) or isinstance(got, bool):
         raise NotYet(
-            f"{brief(got)} came back", expected="the share, a number", likely="the .item() of the end is missing"
+            f"{brief(got)} came back", expected="the share, a number", likely="the .item() at the end is missing"
         )
     trains, keeps = (any(flags) for flags in zip(*modes, strict=True)) if modes else (True, True)
     reads = [name for name in waits if name.startswith("copy to host") and ":" not in name]
     if trains and keeps and len(reads) > 1:
-        raise AsGiven("dropout is on, each forward pass keeps its activations, and each batch waits")
+        raise AsGiven("dropout is on, each forward pass keeps its activations, and the host waits for each batch")
     if trains:
         raise NotYet(
             "the model still drops activations at random",
             expected="model.eval() before the loop",
-            likely="inference_mode keeps nothing for backward, and leaves dropout and BatchNorm as they are",
+            likely="inference_mode keeps nothing for backward, but does not switch off dropout and BatchNorm's updates",
         )
     if keeps:
         raise NotYet(
             "each forward pass keeps what backward would need",
             expected="the loop under torch.inference_mode()",
-            likely="eval() changes dropout and BatchNorm, and keeps autograd on",
+            likely="eval() changes dropout and BatchNorm, but leaves autograd on",
         )
     if len(reads) > 1:
         raise NotYet(
@@ -122,7 +122,7 @@ def evaluated(answer: Any) -> None:
         )
 
 
-@turn("the file holds tensors by name, and a machine without a GPU reads it")
+@turn("the file holds tensors by name, and a machine without a GPU can load it")
 def through_a_file(answer: Any) -> None:
     """A function (model, copy, path, device) that saves the model's state and gives `copy` with it, on `device`."""
     model, copy = _network(), _network()
@@ -141,26 +141,32 @@ def through_a_file(answer: Any) -> None:
         try:
             state = torch.load(path, map_location="cpu")
         except Exception:  # what a pickled object raises is whatever its class does
-            raise AsGiven("the file holds a pickled object, which torch.load refuses unless one trusts it") from None
+            raise AsGiven(
+                "the file holds a pickled object, which torch.load refuses unless weights_only=False"
+            ) from None
     if not isinstance(got, nn.Module):
-        raise NotYet(f"{brief(got)} came back", expected="the copy", likely="load_state_dict changes in place")
+        raise NotYet(
+            f"{brief(got)} came back",
+            expected="the copy",
+            likely="load_state_dict changes the copy in place and does not return it",
+        )
     if not isinstance(state, dict) or set(state) != set(copy.state_dict()):
         raise NotYet(
             f"the file holds {brief(state)}",
             expected="the tensors of model.state_dict(), by name",
-            likely="the parameters alone are a list without names",
+            likely="model.parameters() gives tensors without names",
         )
     if got is not copy:
         raise NotYet("another model came back", expected="`copy` itself", likely="the trained model was returned")
     if on_gpu:
         raise NotYet(
             f"loading takes {on_gpu:,} bytes of the GPU's memory, which the copy on the CPU does not need",
-            expected="none: a machine without a GPU could not load so",
+            expected="none: on a machine without a GPU this load would fail",
             likely="torch.load puts each tensor where it was saved, unless map_location says where",
         )
     if not torch.allclose(got(x), right, atol=1e-5):
         raise NotYet(
-            "the copy reads other digits than the model",
-            expected="the saved weights in it",
+            "the copy's outputs differ from the model's",
+            expected="the saved weights in the copy",
             likely="copy.load_state_dict was not called",
         )

@@ -35,16 +35,16 @@ def half_the_time(prepare: Any) -> None:
         )
     if not torch.allclose(got.float(), x, rtol=2**-7, atol=1e-6):
         raise NotYet(
-            f"other numbers ({got.dtype})", expected="those of `x`, rounded to 16 bits", likely="a whole-number type"
+            f"other numbers ({got.dtype})", expected="those of `x`, rounded to 16 bits", likely="an integer type"
         )
 
 
-@turn("512 of 1024 twice: whole warps that agree cost nothing, a split in every warp costs double")
+@turn("half of the threads each time: nothing is lost if each warp agrees, and the time doubles if every warp splits")
 def two_masks(masks: Any) -> None:
     """A function of the threads' numbers that returns a cheap and an expensive mask, half of the threads in each."""
     got = masks(torch.arange(THREADS))
     if not isinstance(got, (tuple, list)) or len(got) != 2:
-        raise NotYet(brief(got), expected="two masks", likely="the return is missing, or one mask of the two")
+        raise NotYet(brief(got), expected="two masks", likely="the return or one of the two masks is missing")
     for name, mask in zip(("cheap", "expensive"), got, strict=True):
         if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape != (THREADS,):
             raise NotYet(
@@ -65,7 +65,7 @@ def two_masks(masks: Any) -> None:
             raise NotYet(
                 f"{both} of {THREADS // WARP} warps of `{name}` run both sides",
                 expected=f"{split}",
-                likely="a warp is 32 threads in a row: 0 to 31, 32 to 63, and so on",
+                likely="a warp is 32 consecutive threads: 0 to 31, 32 to 63, and so on",
             )
 
 
@@ -103,9 +103,9 @@ def _times(name: str) -> dict[str, float]:
 
 
 _LIKELY = {
-    "arithmetic": "its FLOPs at the peak rate take longer than its bytes: each number is used hundreds of times",
-    "memory": "each number that it moves is used a few times only, and 5 µs are short beside that",
-    "launch": "it moves a few kilobytes: the host needs longer to launch it than the GPU to do it",
+    "arithmetic": "its FLOPs at the peak rate take longer than moving its bytes: each number is used hundreds of times",
+    "memory": "it uses each number that it moves only a few times, and the launch's 5 µs are short beside that",
+    "launch": "it moves a few kilobytes: the host needs longer to launch it than the GPU to run it",
 }
 
 

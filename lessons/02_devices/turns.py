@@ -14,9 +14,9 @@ from gpulab.exercise.wording import brief
 THERE = torch.device("cuda", 1)  # not the current GPU, so that "cuda" is another place
 
 
-@turn("the batch plus one is on the device, and the caller's tensor as it was, wherever it is")
+@turn("batch + 1 is on the device, and the caller's tensor is unchanged, wherever it was")
 def brighten(answer: Any) -> None:
-    """A function (batch, device) that returns batch + 1 on the device and changes nothing of the caller's."""
+    """A function (batch, device) that returns batch + 1 on the device and leaves the caller's tensor unchanged."""
     with virtual_gpu(count=2):
         for source, place in ((THERE, THERE), (torch.device("cpu"), torch.device("cpu")), (torch.device("cpu"), THERE)):
             batch = torch.rand(2, 5, device=source)
@@ -26,7 +26,9 @@ def brighten(answer: Any) -> None:
             if not isinstance(got, torch.Tensor):
                 raise NotYet(f"{brief(got)} came back", expected="the batch", likely="the return is missing")
             if got.device != place:
-                raise NotYet(f"the batch is on {got.device}", expected=f"on {place}", likely="a line with .to is gone")
+                raise NotYet(
+                    f"the batch is on {got.device}", expected=f"on {place}", likely="a line with .to is missing"
+                )
             if got.shape != before.shape or not torch.allclose(got.cpu(), before.cpu() + 1):
                 raise NotYet(
                     f"other values than the batch plus one ({brief(got)})",
@@ -41,36 +43,38 @@ def _caller_unchanged(batch: torch.Tensor, before: torch.Tensor, got: object) ->
     if torch.equal(batch, before):
         return
     if got is batch:
-        raise AsGiven(f"the caller's tensor on {batch.device} is changed if it is there already")
+        raise AsGiven(f"the caller's tensor is changed if it is already on {batch.device}")
     raise NotYet(
         f"the caller's tensor on {batch.device} is changed",
         expected="as it was",
-        likely="a view and .detach() have the caller's memory; a sum or .clone() has its own",
+        likely="a view and .detach() share the caller's memory; a sum or .clone() has its own",
     )
 
 
-@turn("the table and both layers go along, the optimizer gets the layers alone, and the checkpoint has no table")
+@turn("the table and both layers move, the optimizer gets only the layers, and the checkpoint has no table")
 def registered(answer: Any) -> None:
-    """A module class of `table`, of shape (8,), with two layers: all moves, the table is neither trained nor saved."""
+    """A module class of `table`, of shape (8,), with two layers: all move, the table is not trained or saved."""
     table = torch.randn(8)
     with virtual_gpu(count=2):
         model = answer(table.clone())
         if not isinstance(model, nn.Module):
-            raise NotYet(f"{brief(model)} came", expected="an nn.Module", likely="the class lost its base, nn.Module")
+            raise NotYet(
+                f"{brief(model)} came", expected="an nn.Module", likely="the class no longer inherits from nn.Module"
+            )
         if not list(model.parameters()) and not list(model.buffers()) and _is_on(model, "cpu"):
             raise AsGiven("`.to` finds no tensor in the model")
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         if "table" in trained:
             raise NotYet(
-                f"an optimizer gets {len(trained)} tensors, the table among them",
+                f"an optimizer gets {len(trained)} tensors, including the table",
                 expected="weights and biases of the two layers, 4",
-                likely="nn.Parameter is for what is trained; a buffer goes along all the same",
+                likely="nn.Parameter is for trained tensors; `.to` moves a buffer as well",
             )
         if len(trained) != 4:
             raise NotYet(
                 f"an optimizer gets {len(trained)} tensors of the layers",
                 expected="weights and biases of the two layers, 4",
-                likely="a list of Python's registers nothing; nn.ModuleList is the list that does",
+                likely="a Python list registers nothing; nn.ModuleList does",
             )
         model.to(THERE)
         if not _is_on(model, THERE):
@@ -80,15 +84,15 @@ def registered(answer: Any) -> None:
                 expected=f"on {THERE}",
                 likely="a tensor in a plain attribute is not registered, and `.to` does not see it"
                 if place == torch.device("cpu")
-                else "the constructor chose its place; leave that to whoever calls `.to`",
+                else "the constructor chose the device; leave that to the caller of `.to`",
             )
         if "table" in model.state_dict():
             raise NotYet(
-                f"the checkpoint has {len(model.state_dict())} tensors, the table among them",
+                f"the checkpoint has {len(model.state_dict())} tensors, including the table",
                 expected="the 4 of the layers",
                 likely="a buffer is saved unless it is made with persistent=False"
                 if "table" in dict(model.named_buffers())
-                else "a Parameter is always saved, also one that is not trained",
+                else "a Parameter is always saved, even if it is not trained",
             )
         _same_values(model, table)
 
@@ -101,20 +105,22 @@ def _is_on(model: nn.Module, place: str | torch.device) -> bool:
 def _same_values(model: Any, table: torch.Tensor) -> None:
     x = torch.randn(3, 8)
     if not torch.equal(model.table.cpu(), table):
-        raise NotYet("the table has other values", expected="those it was made of", likely="it was made anew")
+        raise NotYet(
+            "the table has other values", expected="those given to the constructor", likely="a new table was made"
+        )
     on_gpu, on_cpu = model(x.to(THERE)), model.cpu()(x)
     tensors = isinstance(on_gpu, torch.Tensor) and isinstance(on_cpu, torch.Tensor)
     if not tensors or on_gpu.device != THERE or not torch.allclose(on_gpu.cpu(), on_cpu, atol=1e-4):
         raise NotYet(
             f"forward gives {brief(on_gpu)} on {on_gpu.device if tensors else 'no device'}",
-            expected=f"what it gives on the CPU, on {THERE}",
-            likely="forward moves or makes something; only the two lines of the constructor need a change",
+            expected=f"the same result as on the CPU, on {THERE}",
+            likely="forward moves or makes a tensor; change only the two lines of the constructor",
         )
 
 
-@turn("the mask is where x is, on the CPU and on the second GPU")
+@turn("the mask is on the device of x, both on the CPU and on the second GPU")
 def any_device(answer: Any) -> None:
-    """A function (x, lengths) that gives True where a position of x, (batch, tokens), is behind its sequence's end."""
+    """A function (x, lengths) that gives True where a position of x, (batch, tokens), is past its sequence's end."""
     tokens = 6
     lengths = [tokens, *torch.randint(1, tokens, (3,)).tolist()]
     right = [[position >= length for position in range(tokens)] for length in lengths]
@@ -130,7 +136,7 @@ def any_device(answer: Any) -> None:
                 raise NotYet(
                     f"for the lengths {lengths} the mask has {_rows(mask)}",
                     expected=f"{[sum(row) for row in right]} times True in its rows of {tokens}, dtype torch.bool",
-                    likely="more than the devices was changed: a position counts from 0, so it is behind from >= on",
+                    likely="more than devices was changed: positions count from 0, the first past the end is == length",
                 )
 
 
@@ -140,7 +146,7 @@ def _elsewhere(got: torch.device, place: torch.device) -> None:
     raise NotYet(
         f"x is on {place}, and the mask on {got}",
         expected=f"on {place}",
-        likely="the code names a device: `cuda` is the current GPU, `device` the notebook's; x knows its own",
+        likely="the code names a device: `cuda` is the current GPU, `device` the notebook's; ask x for its own",
     )
 
 
@@ -150,7 +156,7 @@ def _rows(mask: torch.Tensor) -> str:
     return f"{mask.sum(1).tolist()} times True in its rows"
 
 
-@turn("model, optimizer and its state are on the GPU, with the checkpoint's values, and a step changes the model")
+@turn("the model and the optimizer's state are on the GPU with the checkpoint's values, and a step changes the model")
 def resume_in_order(answer: Any) -> None:
     """A function (build, checkpoint, device) that returns the model and its Adam, both resumed on the device."""
     checkpoint = _checkpoint()
@@ -175,7 +181,7 @@ def resume_in_order(answer: Any) -> None:
                 raise NotYet(
                     f"the moment of {name} is on {moment.device}, the parameter on {p.device}",
                     expected=f"both on {THERE}",
-                    likely="the state goes where the parameters are when it is loaded: move the model before that",
+                    likely="loading puts the state on the parameters' device: move the model before that",
                 )
         model(torch.randn(4, 6, device=THERE)).sum().backward()
         optimizer.step()
@@ -203,7 +209,7 @@ def _resumed_model(
         raise NotYet(
             elsewhere[0],
             expected=f"on {THERE}",
-            likely="with assign=True the checkpoint's own tensors become parameters, where they are: move after that",
+            likely="assign=True makes the checkpoint's tensors the parameters, on their device: move the model later",
         )
     if not all(torch.equal(p.cpu(), checkpoint["model"][name].cpu()) for name, p in parameters.items()):
         raise NotYet(
@@ -217,5 +223,5 @@ def _resumed_model(
         raise NotYet(
             "the optimizer holds parameters that the model no longer has",
             expected="the model's own",
-            likely="assign=True puts other parameters in, so it comes before the optimizer",
+            likely="assign=True replaces the parameters, so load the model before you make the optimizer",
         )

@@ -21,7 +21,7 @@ EARLIER = 0.06  # seconds of work that is queued before the clock is started
 NEAR = 0.05  # of the right time
 
 
-@turn("the time of the work, and nothing of what was queued before it")
+@turn("the time of the work, without earlier work in the queue")
 def honest_clock(answer: Any) -> None:
     """A function of `work` that returns the milliseconds of `work()` on a GPU."""
     seconds, before, waits = random.uniform(0.014, 0.02), clocks_here(), list[str]()
@@ -35,12 +35,12 @@ def honest_clock(answer: Any) -> None:
     right = seconds * 1e3
     told = f"{got:,.3f} ms for work of {right:.1f} ms"
     if not waits:
-        raise AsGiven("the clock is stopped when the work is queued")
+        raise AsGiven("the clock stops when the work is queued, not when it is done")
     if clocks.used:
         raise NotYet(
             f"{told}, by {', '.join(sorted(clocks.used))}",
             expected="time.perf_counter, or events",
-            likely="other clocks can be set back while you measure, or count the processor's time",
+            likely="other clocks can be set back during the measurement, or count processor time",
         )
     if abs(got - right) <= NEAR * right:
         return
@@ -50,7 +50,7 @@ def honest_clock(answer: Any) -> None:
     elif got > right:
         likely = "older work was in the queue: wait for it before the clock is started"
     elif got < right / 2:
-        likely = "the clock is stopped when the work is queued: wait before the second reading"
+        likely = "the clock stops when the work is queued, not when it is done: wait before the second reading"
     raise NotYet(told, expected=f"{right:.1f} ms", likely=likely)
 
 
@@ -77,16 +77,16 @@ def everyday_form(answer: Any) -> None:
                 timer.kernel(0, 0.02, "the step")
         rows = torch.cat(seen).cpu() if seen else torch.empty(0, 5)
     if "copy to GPU, pageable" in waits:
-        raise AsGiven("the host waits in each `.to`, for the step before it too")
+        raise AsGiven("the host waits in each `.to`, and also for the step before it")
     if inline:
         raise NotYet(
             "the batch is pinned in the loop",
             expected="the loader pins it",
-            likely="locking pages in the line that copies costs more than it saves: pin_memory=True in the DataLoader",
+            likely="pinning in the loop costs more than it saves: use pin_memory=True in the DataLoader",
         )
     if any("pageable" in name for name in waits):
         raise NotYet(
-            "batches come from pageable memory, and the driver stages them",
+            "the batches are in pageable memory, so the driver first copies them to a pinned buffer",
             expected="pinned memory",
             likely="pin_memory=True in the DataLoader is missing",
         )
@@ -98,7 +98,9 @@ def everyday_form(answer: Any) -> None:
         )
     if not torch.equal(rows[rows[:, 4].argsort()], torch.column_stack([images, labels])):
         raise NotYet(
-            f"{len(rows)} samples arrived", expected="each of the 600 once, with its label", likely="the loop changed"
+            f"{len(rows)} samples arrived",
+            expected="each of the 600 once, with its label",
+            likely="the loop was changed",
         )
 
 
@@ -144,17 +146,17 @@ def no_wait_in_the_loop(answer: Any) -> None:
         raise NotYet(
             f"the host waits {early} times before the last batch is queued",
             expected="no wait",
-            likely="Python's max() and `if` read the values they compare: torch.maximum does not, nor does a list",
+            likely="Python's max() and `if` read the values they compare; torch.maximum and a list do not",
         )
     if live[-1] - live[1] > 4096:
         raise NotYet(
             f"each batch leaves {(live[-1] - live[1]) // (len(live) - 2):,} bytes on the GPU",
-            expected="its graph goes with the batch",
+            expected="the graph is freed after its batch",
             likely="keep loss.detach()",
         )
 
 
-@turn("main waits for the copy, the memory waits for main, and the host goes on")
+@turn("main waits for the copy, the memory is kept until main is done, and the host does not wait")
 def safe_in_two_streams(answer: Any) -> None:
     """A function (batch, side) that copies a pinned batch in side, for a caller in the current stream."""
     waits = set[str]()

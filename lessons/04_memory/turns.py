@@ -17,7 +17,7 @@ from gpulab.exercise.wording import brief, is_number
 MIB = 2**20
 
 
-@turn("as many bytes as the allocator was asked for, with a frozen layer in float32 and in bf16 (virtual T4)")
+@turn("as many bytes as were requested from the allocator, with a frozen layer, in float32 and in bf16 (virtual T4)")
 def held_bytes(answer: Any) -> None:
     """A function of a model that gives the bytes of its weights, gradients and Adam's moments on the GPU."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -35,7 +35,7 @@ def held_bytes(answer: Any) -> None:
                 continue
             weights = sum(p.nbytes for p in model.parameters())
             trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        likely = "the return is missing" if got is None else "a number was asked for"
+        likely = "the return is missing" if got is None else "return a number"
         if is_number(got):
             likely = _miscounted(got, weights, trained, dtype.itemsize)
         raise NotYet(
@@ -63,22 +63,22 @@ def _miscounted(got: float, weights: int, trained: int, itemsize: int) -> str:
     right = weights + 3 * trained
     why = {
         4 * weights: "a frozen layer has weights, but no gradient, and Adam keeps no moments for it",
-        4 * trained: "a frozen layer is not trained, and its weights are there all the same",
+        4 * trained: "a frozen layer is not trained, but its weights still take memory",
         weights + trained: "Adam's two moments are missing: each is as large as the trained weights",
         weights + 2 * trained: "one part is missing: either the gradients, or one of Adam's two moments",
         2 * weights + 2 * trained: "backward makes no gradient for a frozen layer",
         3 * weights + trained: "Adam gets the trained parameters only, and makes no moments for the others",
         weights + trained + 8 * trained // itemsize: "in bf16 Adam's moments are bf16, too: 2 bytes for each number",
         weights + 12 * trained // itemsize: "in bf16 gradients and moments are bf16, too: 2 bytes for each number",
-        weights: "these are the weights; what is trained has a gradient and two moments beside each",
+        weights: "these are the weights; each trained one also has a gradient and two moments",
         right // itemsize: "these are numbers, not bytes: p.nbytes, or p.numel() * p.element_size()",
-        right * 4 // itemsize: "4 bytes for each number; in bf16 it has 2: p.nbytes, or p.element_size()",
-        right / MIB: "MiB; bytes were asked for",
+        right * 4 // itemsize: "this is 4 bytes for each number; in bf16 it has 2: p.nbytes, or p.element_size()",
+        right / MIB: "this is in MiB; return bytes",
     }
-    return why.get(got, "weights of all parameters; of the trained ones gradients, and moments twice")
+    return why.get(got, "count the weights of all parameters, and one gradient and two moments for the trained ones")
 
 
-@turn("the same accuracy, the same weights, and at the peak one tensor of the logits' size less (virtual T4)")
+@turn("accuracy and weights are the same, and the peak is lower by the size of the logits (virtual T4)")
 def lean_step(answer: Any) -> None:
     """A function (model, optimizer, inputs, targets) that trains one step and returns the accuracy before it."""
     with virtual_gpu():
@@ -96,17 +96,17 @@ def lean_step(answer: Any) -> None:
     if calls > 1:
         raise NotYet(
             f"the model has run {calls} times",
-            expected="one forward pass: a second one takes its time again",
-            likely="the logits are there, before backward: what you want of them can be taken then",
+            expected="one forward pass: a second one costs its time again",
+            likely="the logits exist before backward: compute what you need from them there",
         )
     saved = (peak - own) / logits
     if abs(saved) < 0.1:
         raise AsGiven(f"the peak is {peak / MIB:.1f} MiB (virtual T4)")
     if saved < 0.9:
         raise NotYet(
-            f"the peak is {own / MIB:.1f} MiB, and with the code given {peak / MIB:.1f}",
+            f"the peak is {own / MIB:.1f} MiB, against {peak / MIB:.1f} with the given code",
             expected=f"{logits / MIB:.0f} MiB less, the logits (virtual T4)",
-            likely="something as large as the logits is still there, or made anew, when backward begins",
+            likely="when backward begins, the logits or another tensor of their size still exists",
         )
 
 
@@ -141,9 +141,9 @@ def _same_step(ours: nn.Module, right: nn.Module, before: nn.Module) -> None:
     if not torch.allclose(got, wanted, atol=1e-4):
         gone = torch.equal(got, start)
         raise NotYet(
-            "no weight has moved" if gone else "the weights have moved elsewhere",
+            "no weight has moved" if gone else "the weights have other values",
             expected="the same step as before",
-            likely="optimizer.step() is gone" if gone else "something else than the place of the logits was changed",
+            likely="optimizer.step() is gone" if gone else "you changed more than the use of the logits",
         )
 
 
@@ -155,13 +155,13 @@ def _same_accuracy(got: Any, wanted: float, after: float) -> None:
         raise NotYet(
             f"{value:.3f} came back",
             expected=f"{wanted:.3f}, the accuracy before the step",
-            likely="it was taken with the weights after the step"
+            likely="it was computed with the weights after the step"
             if abs(value - after) < 1e-4
-            else "the share of the right ones was asked for: right ones divided by all",
+            else "return a share: correct predictions divided by all",
         )
 
 
-@turn("the row as it was, and PyTorch has reserved no more than the row needs (virtual T4)")
+@turn("the row is unchanged, and PyTorch reserves no more than the row needs (virtual T4)")
 def lean_row(answer: Any) -> None:
     """A function that returns the first row, 1 MiB of ones, of a matrix of 100 MiB that it makes on the GPU."""
     with virtual_gpu():
@@ -172,17 +172,17 @@ def lean_row(answer: Any) -> None:
         is_row = isinstance(got, torch.Tensor) and got.shape == (2**18,) and bool((got == 1).all())
         on_gpu = is_row and got.is_cuda
     if not is_row:
-        likely = "the return is missing" if got is None else "the row itself was asked for"
+        likely = "the return is missing" if got is None else "return the row itself"
         raise NotYet(brief(got), expected="the row, 262,144 ones", likely=likely)
     if not on_gpu:
-        raise NotYet("the row is on the CPU", expected="a row on the GPU", likely="clone() copies it where it is")
+        raise NotYet("the row is on the CPU", expected="a row on the GPU", likely="clone() copies it on the GPU")
     if reserved <= 2 * MIB:
         return
     if reserved == 100 * MIB and held == 100 * MIB:
         raise AsGiven(f"{reserved / MIB:.0f} MiB are reserved (virtual T4)")
-    likely = "the matrix is gone, and PyTorch keeps its memory: the driver gets it by another call"
+    likely = "the matrix is freed, but PyTorch keeps its memory: another call returns it to the driver"
     if held > 2 * MIB:
-        likely = "something still refers to the matrix: a view, a name"
+        likely = "something still refers to the matrix: a view or a name"
     raise NotYet(f"{reserved / MIB:.0f} MiB are reserved", expected="2 MiB (virtual T4)", likely=likely)
 
 
@@ -198,16 +198,18 @@ def four_sizes(answer: Any) -> None:
         raise NotYet(
             f"{sum(sizes):g} MiB in {len(set(sizes))} different sizes",
             expected="four different ones, together 19 MiB or more",
-            likely="two are the same" if len(set(sizes)) < 4 else "the sizes are to fill the segment nearly",
+            likely="two are the same" if len(set(sizes)) < 4 else "the sizes should nearly fill the segment",
         )
     if sum(sizes) > 20:
-        raise NotYet(f"{sum(sizes):g} MiB in all", expected="20 MiB reserved", likely="more than 20 do not fit into 20")
+        raise NotYet(
+            f"{sum(sizes):g} MiB in all", expected="20 MiB reserved", likely="more than 20 MiB do not fit into 20"
+        )
     with virtual_gpu():
         alive = [torch.empty(int(size * MIB), dtype=torch.uint8, device="cuda") for size in sizes]
         reserved = torch.cuda.memory_reserved()
         del alive
     if reserved != 20 * MIB:
-        pools = "up to 1 MiB a tensor comes from the small pool, in segments of 2 MiB"
-        alone = "from 10 MiB on a tensor that finds no free block gets a segment of its own size"
+        pools = "a tensor of up to 1 MiB comes from the small pool, in segments of 2 MiB"
+        alone = "a tensor of 10 MiB or more that finds no free block gets a segment of its own size"
         likely = pools if min(sizes) <= 1 else alone
         raise NotYet(f"{reserved / MIB:g} MiB are reserved", expected="20 MiB (virtual T4)", likely=likely)

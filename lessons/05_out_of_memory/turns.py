@@ -70,13 +70,13 @@ def _figures(cause: str) -> dict[str, int]:
 
 def _why(cause: str, others: int) -> str:
     if cause == "fragmentation":
-        return "the cache has as much as was tried, in pieces; ask for this first"
+        return "the cache has as much as was tried, in pieces; check this first"
     if cause == "another process":
         return f"others hold {others:,} MiB, which is at least tried - free"
     return f"the cache has less than was tried, and the {others:,} MiB of others are less than tried - free"
 
 
-@turn("the first batch that fits, each attempt once, and 0 where none does (virtual T4)")
+@turn("the first batch that fits, each attempt made once, and 0 if none fits (virtual T4)")
 def recover(answer: Any) -> None:
     """A function (attempt, batch) that halves batch until attempt(batch) raises no OutOfMemoryError."""
     start = _whole(400, 1600)
@@ -92,15 +92,15 @@ def recover(answer: Any) -> None:
         if not is_whole(got):
             raise NotYet(f"{brief(got)} came back", expected=f"the batch, {wanted}", likely="a return is missing")
         if wanted and got == 0 and tried[-1] <= 1:
-            raise AsGiven("0 comes back: every attempt meets the tensors of the first")
+            raise AsGiven("0 comes back: the tensors of the first attempt stay in memory")
         if got != wanted or tried[: len(right)] != right:
-            likely = "halve with //, and begin with the batch itself"
+            likely = "halve with //, and start with the batch itself"
             if len(tried) > MOST_CALLS:
-                likely = "the loop tries one batch again and again: halve it after the except block"
+                likely = "the loop tries the same batch again and again: halve it after the except block"
             elif got != wanted and not wanted:
-                likely = "0 is for the case that not even a batch of 1 fits"
+                likely = "0 means that not even a batch of 1 fits"
             elif got != wanted:
-                likely = "return the batch that has fitted, before it is halved again"
+                likely = "return the batch that fits, before it is halved again"
             raise NotYet(
                 f"{got} came back after {_some(tried)}", expected=f"{wanted} after {_some(right)}", likely=likely
             )
@@ -111,7 +111,7 @@ def recover(answer: Any) -> None:
             return
     raise NotYet(
         "a ValueError of the attempt is swallowed",
-        expected="it comes through",
+        expected="the error reaches the caller",
         likely="catch torch.OutOfMemoryError alone: no smaller batch helps against other errors",
     )
 
@@ -138,7 +138,7 @@ def _some(tried: list[int]) -> str:
     return f"{shown}, …" if len(tried) > 6 else shown
 
 
-@turn("the same losses, nothing kept on the GPU, no graph on the way, and the model trains again (virtual T4)")
+@turn("the same losses, nothing kept on the GPU, no graph built, and the model back in training mode (virtual T4)")
 def validate(answer: Any) -> None:
     """A function (model, batches) that returns the mse loss of each batch, in evaluation mode."""
     with virtual_gpu():
@@ -173,12 +173,12 @@ def validate(answer: Any) -> None:
             raise NotYet(
                 "every forward pass builds a graph",
                 expected="none",
-                likely="detach() and .item() come after the pass, when the graph is there: torch.no_grad() around it",
+                likely="detach() and .item() come after the pass has built the graph: put torch.no_grad() around it",
             )
         if grown > 512 or kept > 0:
             raise NotYet(
                 f"each batch leaves {grown:,} bytes on the GPU",
-                expected="nothing, or a number's block of 512",
+                expected="nothing, or the block of 512 bytes of one number",
                 likely="mse_loss returns a scalar with the storage of all its elements: keep loss.item()",
             )
         if not model.training:

@@ -15,7 +15,7 @@ MOST = 0.6  # of the peak without checkpointing
 WIDTH, ROWS, DEPTH = 64, 1024, 8
 
 
-@turn("the peak is below 60 %, and every gradient is as without checkpointing")
+@turn("the peak is below 60 %, and every gradient is the same as without checkpointing")
 def in_segments(answer: Any) -> None:
     """A function (model, x) that returns the output of an nn.Sequential of eight blocks with dropout."""
     with virtual_gpu():
@@ -27,14 +27,14 @@ def in_segments(answer: Any) -> None:
         if set(calls) == {2} and low / peak > 0.9:
             raise AsGiven(f"{share} of that without checkpointing: one segment")
         again = sum(count > 1 for count in calls)
-        likely = f"{again} of 8 blocks are computed again, too many at once" if again else "no block is recomputed"
+        likely = f"{again} of 8 blocks are recomputed, too many at once" if again else "no block is recomputed"
         raise NotYet(share, expected="less than 60 %", likely=f"{likely}; one `checkpoint` around each block")
     for number, (mine, right) in enumerate(zip(got, wanted, strict=True)):
         if mine is None:
             raise NotYet(
                 f"block {number // 4} of 0 to 7 gets no gradient",
                 expected="a gradient for every parameter",
-                likely="no_grad, detach or the reentrant implementation cuts the graph; say use_reentrant=False",
+                likely="no_grad, detach or the reentrant implementation cuts the graph; use use_reentrant=False",
             )
         if not torch.allclose(mine, right, rtol=1e-3, atol=1e-6):
             raise NotYet(
@@ -77,7 +77,7 @@ def _count(calls: list[int], number: int) -> None:
     calls[number] += 1
 
 
-@turn("of the numbers that divide, the one that keeps the least")
+@turn("of all divisors, the one that keeps the fewest bytes")
 def best_segments(answer: Any) -> None:
     """A function (layers, inside, given) that returns the number of equal segments."""
     cases = [_case(16, 1), _case(8, 15), _case(24, 3), _case(36, 34), _case(12, 0.2)]
@@ -107,11 +107,11 @@ def _why_not(got: Any, layers: int, inside: int, given: int, kept: dict[int, int
     if got not in kept:
         return f"it does not divide {layers}, so that the segments are not equal; compare the divisors"
     if got == max(kept, key=kept.__getitem__):
-        return "that is the number that keeps the most"
+        return "that is the number that keeps the most bytes"
     return f"it keeps {kept[int(got)]:,} bytes: S inputs, and the inside of layers / S layers"
 
 
-@turn("frozen layers are no mistake, a gradient of zeros is none either")
+@turn("neither a frozen layer nor a gradient of zeros is a mistake")
 def untrained(answer: Any) -> None:
     """A function (model) that returns the names of the parameters that are to be trained and have no gradient."""
     model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(5)))
@@ -161,12 +161,12 @@ def _peak(batch: int, remedy: str) -> float:
     return always + max(forward, step)
 
 
-@turn("each job fits, by the remedy that costs least")
+@turn("each job fits, with the cheapest remedy")
 def must_fit(answer: Any) -> None:
     """A function that returns four of "fused AdamW", "autocast", "checkpoint", "Adafactor", for jobs 1 to 4."""
     got = answer()
     if not isinstance(got, list | tuple) or len(got) != len(JOBS):
-        raise NotYet(brief(got), expected="a list of four remedies", likely="the return is missing, or one of the four")
+        raise NotYet(brief(got), expected="a list of four remedies", likely="the return or one of the four is missing")
     if all(remedy is None for remedy in got):
         raise AsGiven("all four are None")
     for number, ((batch, budget), remedy) in enumerate(zip(JOBS, got, strict=True), 1):
@@ -186,6 +186,6 @@ def _likely(batch: int, budget: int, remedy: Any) -> str:
         return f"the four words are {', '.join(REMEDIES)}"
     peak, (_, forward, step) = _peak(batch, remedy), _moments(batch, remedy)
     if peak <= budget:
-        return "it fits too, and costs more than one that stands before it"
+        return "it fits too, but costs more than one listed before it"
     moment = "the optimizer's step" if step > forward else "the end of the forward pass"
-    return f"with it the peak is {peak:,.0f} MiB, at {moment}: a remedy for another moment buys nothing"
+    return f"with it the peak is {peak:,.0f} MiB, at {moment}: a remedy for another moment does not lower it"

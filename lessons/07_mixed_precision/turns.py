@@ -118,12 +118,12 @@ def train_fp16(answer: Any) -> None:
 _NO_UPDATE = NotYet(
     "the scaler is never updated",
     expected="one update after each step",
-    likely="`scaler.update()` stands at the end of every step: it moves the scale, and forgets what was found",
+    likely="call `scaler.update()` at the end of every step: it adjusts the scale and clears the record of inf",
 )
 _NOT_SCALED = NotYet(
     "backward from the loss itself",
     expected="backward from the loss times the scale",
-    likely="`scaler.scale(loss).backward()`: small gradients are 0 in fp16 otherwise",
+    likely="use `scaler.scale(loss).backward()`: otherwise small gradients are 0 in fp16",
 )
 
 
@@ -132,7 +132,7 @@ def _judge_loop(seen: _Seen, away: float, broken: bool, scale: float) -> None:
     if casts == {torch.float32} and not seen.losses and not seen.stepped:
         raise AsGiven("float32 without a scaler")
     if casts != {torch.float16}:
-        likely = "the line that calls the model stands outside of `torch.autocast`, or no model ran"
+        likely = "the model is called outside of `torch.autocast`, or not at all"
         if torch.bfloat16 in casts:
             likely = "the T4 of this turn has no bf16 in hardware: dtype=torch.float16"
         names = " and ".join(sorted(str(kind)[6:] for kind in casts)) or "nothing"
@@ -159,7 +159,7 @@ def _judge_loop(seen: _Seen, away: float, broken: bool, scale: float) -> None:
         raise NotYet(
             f"{seen.stepped} of {STEPS} steps go through the scaler",
             expected="all of them",
-            likely="`scaler.step(optimizer)` in place of `optimizer.step()`: the gradients are still scaled",
+            likely="call `scaler.step(optimizer)`, not `optimizer.step()`: the gradients are still scaled",
         )
     if seen.updated != STEPS:
         raise _NO_UPDATE
@@ -171,9 +171,9 @@ def _judge_loop(seen: _Seen, away: float, broken: bool, scale: float) -> None:
         )
     if broken or away > 0.01:
         raise NotYet(
-            "the weights are not finite" if broken else f"weights that are up to {away:.3g} away",
+            "the weights are not finite" if broken else f"the weights are off by up to {away:.3g}",
             expected="those of the same steps in float32, without the one that has inf",
-            likely="the loss is not that of the batch, or `optimizer.step()` is called besides",
+            likely="the loss is not that of the batch, or `optimizer.step()` is called as well",
         )
     if scale > 2.0**15:
         raise NotYet(f"a scale of {scale:,.0f}", expected="32,768: halved once", likely="the scale was set by hand")
@@ -197,7 +197,7 @@ def _trained(start: list[torch.Tensor], batches: list[tuple[torch.Tensor, torch.
 UPDATES = 1000
 
 
-@turn("a thousand small updates arrive: two bf16 numbers keep what one loses")
+@turn("a thousand small updates take effect: a second bf16 number keeps what the first loses")
 def update_bf16(answer: Any) -> None:
     """A function (weight, lost, update) of bf16 tensors that returns the next weight and what is lost."""
     weight = torch.cat([torch.ones(2), 0.5 + torch.rand(6)]).bfloat16()
@@ -228,15 +228,15 @@ def update_bf16(answer: Any) -> None:
         if not kept:
             raise AsGiven("the weights stand still")
         raise NotYet(
-            "the weights stand still, though something is in lost",
+            "the weights stand still, although lost is not zero",
             expected="weights that move",
             likely="what was lost before is not added to the update, or has the wrong sign: `update - (new - weight)`",
         )
     if not miss < 0.02:
         raise NotYet(
-            f"weights that are up to {miss:.2f} away after {UPDATES} updates",
-            expected="the exact sums, to a bf16 weight's rounding",
-            likely="lost is what was meant less what happened: `update - (new - weight)`, after `update + lost`",
+            f"the weights are off by up to {miss:.2f} after {UPDATES} updates",
+            expected="the exact sums, rounded to bf16",
+            likely="lost is the intended change minus the actual one: `update - (new - weight)`, after `update + lost`",
         )
 
 
@@ -263,13 +263,13 @@ def _fault(format: str, gpu: str, bits: int, largest: float) -> str:
 
 
 _DEARER = {
-    "fp16 with scaler": "bf16 does it too, and needs no scaler",
-    "TF32": "it does, and stores 4 bytes for each number; a 16-bit format fits, and stores 2",
-    "float32": "it does, and runs past the tensor cores: a cheaper format fits",
+    "fp16 with scaler": "bf16 fits too, and needs no scaler",
+    "TF32": "it fits, but stores 4 bytes for each number; a 16-bit format fits too, and stores 2",
+    "float32": "it fits, but does not use the tensor cores: a cheaper format fits too",
 }
 
 
-@turn("fp16 with its scaler on the T4, bf16 on the H100, and where neither fits TF32, or float32")
+@turn("fp16 with a scaler on the T4, bf16 on the H100, and TF32 or float32 where neither fits")
 def format_for(answer: Any) -> None:
     """A function that returns {job: one of FORMATS}: the first that the GPU has, and that the numbers fit."""
     got = answer()

@@ -21,21 +21,21 @@ STEPS = 4
 # Loops that readers write: where the gradient is cleared, what a loss is divided by, where the step is; and why.
 _LOOPS: tuple[tuple[str, Callable[[Window], float], str, str, str], ...] = (
     ("window", lambda window: STEPS, "window", "the short last window moves the weights by less than it should",
-     "its losses are divided by 4, and it holds fewer micro-batches"),
+     "its losses are divided by 4, but it has fewer micro-batches"),
     ("micro-batch", len, "window", "each window moves the weights by its last micro-batch alone",
-     "zero_grad() in the inner loop wipes out what the micro-batches before it have added"),
-    ("never", len, "window", "each window's gradient still has those of the windows before it in it",
-     "zero_grad() has to come once for each window: before its first backward, or after the step"),
+     "zero_grad() in the inner loop deletes what the earlier micro-batches have added"),
+    ("never", len, "window", "each window's gradient still contains those of earlier windows",
+     "call zero_grad() once for each window: before its first backward, or after the step"),
     ("never", lambda window: STEPS, "window", "earlier windows' gradients stay in `.grad`, the last is divided by 4",
-     "zero_grad() has to come once for each window, and the divisor is what that window holds"),
+     "call zero_grad() once for each window, and divide by its number of micro-batches"),
     ("window", lambda window: 1, "window", "the gradient of a window is the sum of its micro-batches', not their mean",
-     "the division is gone: each loss is a mean already, and their mean needs one more"),
+     "the division is missing: each loss is already a mean, and the mean of them needs another division"),
     ("window", len, "micro-batch", "the optimizer steps after every micro-batch",
-     "step() stands in the inner loop, so nothing is accumulated"),
+     "step() is in the inner loop, so nothing is accumulated"),
 )  # fmt: skip
 
 
-@turn("each window moves the weights as its samples in one batch would, the short last one too")
+@turn("each window moves the weights as its samples in one batch would, including the short last one")
 def window_loop(answer: Any) -> None:
     """A function (model, optimizer, windows) that steps once for each list of at most four equal micro-batches."""
     windows = [_window(STEPS), _window(STEPS), _window(STEPS - 2)]
@@ -55,9 +55,9 @@ def window_loop(answer: Any) -> None:
             raise NotYet(told, expected="the step that its samples in one batch would make", likely=likely)
     ratio = (got - start).norm() / (right - start).norm()
     raise NotYet(
-        f"three windows, the last of two micro-batches, move the weights {ratio:.2f} times as far, or elsewhere",
+        f"three windows, the last of two micro-batches, move the weights {ratio:.2f} times as far, or differently",
         expected="as their samples in one batch would",
-        likely="once for each window: zero_grad(), and step(); each loss divided by what the window holds",
+        likely="once for each window: zero_grad() and step(); divide each loss by the window's number of micro-batches",
     )
 
 
@@ -72,7 +72,7 @@ def _weights(model: nn.Module) -> torch.Tensor:
 def _trained(
     model: nn.Module, windows: Sequence[Window], clears: str, divisor: Callable[[Window], float], steps: str
 ) -> torch.Tensor:
-    """The weights after plain SGD over the windows, with the gradient cleared and a step made once for each of what."""
+    """The weights after plain SGD over the windows, cleared once per `clears`, stepping once per `steps`."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for window in windows:
@@ -94,16 +94,16 @@ _RIGHT: tuple[tuple[str, ...], tuple[str, ...]] = (), ("unscale", "clip", "step"
 _AS_GIVEN = ("unscale", "clip", "update"), ("step",)
 _PLACES: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
     (_RIGHT[1], (), "the optimizer steps after every micro-batch", "step() has to stay after the inner loop"),
-    ((), ("clip", "step", "update"), "the gradient is clipped while it is 65536 times as large",
-     "unscale_() is gone, or stands after clip_grad_norm_()"),
-    (("clip",), ("unscale", "step", "update"), "every micro-batch clips a gradient that is 65536 times as large",
-     "clip_grad_norm_() comes once, after unscale_()"),
+    ((), ("clip", "step", "update"), "the gradient is clipped while it is still multiplied by 65536",
+     "unscale_() is missing, or comes after clip_grad_norm_()"),
+    (("clip",), ("unscale", "step", "update"), "every micro-batch clips a gradient that is still multiplied by 65536",
+     "call clip_grad_norm_() once, after unscale_()"),
     ((), ("unscale", "step", "update"), "the optimizer steps with a gradient that is not clipped",
-     "clip_grad_norm_() is gone, or stands after step()"),
+     "clip_grad_norm_() is missing, or comes after step()"),
 )  # fmt: skip
 
 
-@turn("one step for each window, with its own gradient, clipped; an overflow skips it and halves the scale")
+@turn("one step for each window, with its own clipped gradient; an overflow skips the step and halves the scale")
 def window_amp(answer: Any) -> None:
     """A function (model, optimizer, scaler, window, max_norm): one update under autocast, clipped once."""
     with virtual_gpu():
@@ -120,17 +120,17 @@ def window_amp(answer: Any) -> None:
                              likely="scaler.step(optimizer) skips it; optimizer.step() does not")  # fmt: skip
             if scale != 32768.0:
                 raise NotYet(f"after an overflow the scale is {scale:,.0f}", expected="32,768, half of it",
-                             likely="scaler.update() comes once, after step()")  # fmt: skip
+                             likely="call scaler.update() once, after step()")  # fmt: skip
             return
         if scaler.unscaled > 1 and _alike(got, _placed(model, window, most, *_AS_GIVEN), start):
-            raise AsGiven("each window moves the weights by a gradient that is divided by the scale over and over")
+            raise AsGiven("each window moves the weights by a gradient that is divided by the scale again and again")
         if torch.equal(got, start):
             raise NotYet("no weight has moved", expected="one step", likely="scaler.step(optimizer) is gone")
         for inside, after, told, likely in _PLACES:
             if _alike(got, _placed(model, window, most, inside, after), start):
                 raise NotYet(told, expected="one clipped step for the whole window", likely=likely)
         raise NotYet(
-            "the weights move elsewhere than one clipped step of the whole window takes them",
+            "the weights do not move as one clipped step of the whole window would move them",
             expected="after the inner loop, once each: unscale_, clip_grad_norm_, step, update",
             likely="one of the four still stands in the inner loop",
         )
@@ -190,7 +190,7 @@ def _alike(got: torch.Tensor, other: torch.Tensor, start: torch.Tensor) -> bool:
     return bool((got - other).norm().item() <= 0.01 * way + 1e-9)
 
 
-@turn("as many updates as the loop makes, short last batches and windows included: what T_max has to be")
+@turn("as many updates as the loop makes, including short last batches and windows: the right value of T_max")
 def update_count(answer: Any) -> None:
     """A function (samples, micro_batch, steps, epochs) that counts the optimizer steps of a whole training."""
     for samples, micro, steps, epochs in (_short_window(), _short_batch_alone(), _even()):
@@ -209,15 +209,15 @@ def _miscounted(got: float, samples: int, micro: int, steps: int, epochs: int) -
     """Why a reader may have counted so many."""
     batches, full = -(-samples // micro), samples // micro
     across, whole = (
-        "no window goes on over the end of an epoch: round up in each",
-        "steps are whole: round up in each epoch",
+        "no window continues into the next epoch: round up in each",
+        "the number of steps is whole: round up in each epoch",
     )
     why = {  # of two that are equal the later one counts
         samples / (micro * steps) * epochs: whole,
         batches / steps * epochs: whole,
         batches * epochs: "these are the micro-batches; the optimizer steps once for each window of them",
         -(-batches // steps): "these are the updates of one epoch",
-        (batches // steps + 1) * epochs: "where the windows come out even there is no short one to add",
+        (batches // steps + 1) * epochs: "if all windows are full there is no short one to add",
         math.ceil(batches * epochs / steps): across,
         math.ceil(samples * epochs / (micro * steps)): across,
         batches // steps * epochs: "// rounds down, and so drops the short last window of each epoch",

@@ -22,7 +22,7 @@ _TRAININGS: tuple[tuple[str, str, dict[str, str]], ...] = (
         "step",
         "51 ms together, 50 on one batch: the loader costs 1",
         {
-            "loader": "data time is the wait for the step before, in .to(): the loader alone needs 20 ms",
+            "loader": "the data time is the wait for the step before, in .to(): the loader alone needs 20 ms",
             "overlap": "one after the other would be 70 ms",
         },
     ),
@@ -30,36 +30,36 @@ _TRAININGS: tuple[tuple[str, str, dict[str, str]], ...] = (
         "loader",
         "92 ms together, 50 on one batch: the loader costs 42, and alone it takes 90",
         {
-            "step": "a shorter step changes nothing: the loader takes 90 ms without any",
-            "overlap": "they overlap: one after the other would be 140 ms",
+            "step": "a shorter step changes nothing: the loader alone takes 90 ms",
+            "overlap": "they overlap: one after the other they would take 140 ms",
         },
     ),
     (
         "overlap",
-        "90 ms together are 40 + 50: a wait in each step, and no workers",
+        "90 ms together are 40 + 50: each step waits, and there are no workers",
         {
-            "loader": "it is faster than the step, and would cost nothing beside it",
-            "step": "the GPU does not compute all the time: together takes 40 ms more",
+            "loader": "the loader is faster than the step, and would cost nothing if they overlapped",
+            "step": "the GPU does not compute all the time: both together take 40 ms more",
         },
     ),
     (
         "loader",
         "301 ms together, 40 on one batch: the loader costs 261, and alone it takes 300",
         {
-            "step": "a shorter step changes nothing: the loader takes 300 ms without any",
-            "overlap": "they overlap: one after the other would be 340 ms",
+            "step": "a shorter step changes nothing: the loader alone takes 300 ms",
+            "overlap": "they overlap: one after the other they would take 340 ms",
         },
     ),
 )
 _WORDS = ("step", "loader", "overlap")
 
 
-@turn("each training is judged by its three numbers, and not by the clock inside the loop")
+@turn("each training is judged by its three numbers, not by the clock inside the loop")
 def change_first(answer: Any) -> None:
     """A function that returns four of "step", "loader", "overlap", for trainings A to D."""
     got = answer()
     if not isinstance(got, list | tuple) or len(got) != len(_TRAININGS):
-        raise NotYet(brief(got), expected="a list of four words", likely="the return is missing, or one of the four")
+        raise NotYet(brief(got), expected="a list of four words", likely="the return or one of the four is missing")
     if all(word is None for word in got):
         raise AsGiven("all four are None")
     for name, (right, numbers, wrong), word in zip("ABCD", _TRAININGS, got, strict=True):
@@ -72,21 +72,21 @@ def change_first(answer: Any) -> None:
 
 # (cores, quota, ranks): workers, and what a reader who has another number has likely overlooked.
 _MACHINES: tuple[tuple[int, float | None, int, int, str], ...] = (
-    (16, None, 4, 3, "16 cores for 4 ranks are 4 for each, and one of these is for the rank itself"),
+    (16, None, 4, 3, "16 cores for 4 ranks are 4 for each, and one of them is for the rank itself"),
     (16, 6.0, 2, 2, "the quota is less than the cores, and all ranks share it"),
     (8, 32.0, 2, 3, "the quota is more than the cores: the smaller of the two counts"),
     (64, 2.5, 1, 1, "a worker needs a whole core: round down"),
-    (2, None, 8, 0, "there may be none, and not fewer"),
-    (8, 0.5, 1, 0, "there may be none, and not fewer"),
-    (8, None, 0, 7, "without a GPU ranks is 0: the one process that there is has them all"),
+    (2, None, 8, 0, "the number may be 0, but not negative"),
+    (8, 0.5, 1, 0, "the number may be 0, but not negative"),
+    (8, None, 0, 7, "without a GPU ranks is 0: the only process has all cores"),
 )
 
 
-@turn("as many workers as each rank has cores to itself beside its own, by affinity and quota, with a GPU and without")
+@turn("each rank's share of the cores minus one for the rank itself, by affinity and quota, with and without a GPU")
 def workers_for(answer: Any) -> None:
     """A function (cores, quota, ranks) that gives the workers of one rank's loader."""
     if _as_given(answer):
-        raise AsGiven("16 cores under a quota of 6, 2 ranks: 8 workers each; and without a GPU a ZeroDivisionError")
+        raise AsGiven("16 cores, a quota of 6 and 2 ranks give 8 workers each, and no GPU gives a ZeroDivisionError")
     for cores, quota, ranks, right, likely in _MACHINES:
         try:
             got = answer(cores, quota, ranks)
@@ -130,7 +130,7 @@ def _in_worker(id: int, number: int) -> Iterator[None]:
         workers._worker_info = before
 
 
-@turn("each line is read by one worker, and in the main process by that")
+@turn("each line is read by one worker only, or by the main process if there are no workers")
 def my_part(answer: Any) -> None:
     """A function (lines) that gives what this worker is to read."""
     number, count = int(torch.randint(10, 20, ())), 3
@@ -150,11 +150,11 @@ def my_part(answer: Any) -> None:
         likely = "the parts begin at id, which counts from 0, and the last one goes to the end"
         raise NotYet(f"{what}, and some are missing", expected="none missing", likely=likely)
     if max(sizes) - min(sizes) > count:
-        likely = "it is right, and no faster than one worker"
+        likely = "the result is right, but no faster than with one worker"
         raise NotYet(what, expected="about as many for each", likely=likely)
     got = _read(answer(_Lines(number)))
     if got != lines:
-        likely = "get_worker_info() is None there, and there is nobody to share with"
+        likely = "get_worker_info() is None there: the main process reads all lines"
         raise NotYet(f"{len(got)} of {number} lines in the main process", expected="all", likely=likely)
 
 
@@ -188,7 +188,7 @@ def gpu_batches(answer: Any) -> None:
     if order == sorted(order) and len(order) == number:
         raise AsGiven("the batches come in the order of the data")
     if len(set(order)) < len(order):
-        likely = "randint draws the same index again; a permutation does not: torch.randperm"
+        likely = "randint can draw the same index again; torch.randperm does not"
         raise NotYet("some samples come twice", expected="each once", likely=likely)
     if len(order) < number:
         likely = "the last, shorter batch belongs to the epoch"
@@ -197,8 +197,8 @@ def gpu_batches(answer: Any) -> None:
         likely = f"order.split(batch) gives {_BATCH} each, and the rest at the end"
         raise NotYet(f"batches of {', '.join(map(str, sizes))}", expected=f"of {_BATCH}", likely=likely)
     if all(y.diff().eq(1).all() for _, y in first):
-        likely = "only the order of the batches is drawn: the permutation is of samples"
-        raise NotYet("the samples of a batch are neighbours", expected="any samples together", likely=likely)
+        likely = "only the order of the batches is random: permute the samples"
+        raise NotYet("the samples of a batch are neighbours", expected="samples in random order", likely=likely)
     if orders[0] == orders[1]:
         likely = "the permutation is seeded, or made once, outside"
         raise NotYet("the second epoch has the order of the first", expected="another", likely=likely)
@@ -213,7 +213,9 @@ def _batches(epoch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(t, torch.Tensor) for t in pair)):
             raise NotYet(f"{brief(pair)} for a batch", expected="(images, labels)", likely="yield both, as a pair")
         if any(t.device.type != "cuda" for t in pair):
-            raise NotYet("a batch on the CPU", expected="on the data's device", likely="the samples were moved off it")
+            raise NotYet(
+                "a batch on the CPU", expected="on the data's device", likely="the samples were moved to the CPU"
+            )
     if not pairs:
         raise NotYet("no batch comes", expected="all of an epoch", likely="nothing is yielded")
     return pairs

@@ -12,7 +12,7 @@ from gpulab.exercise.wording import brief
 FIRST, PERIOD, ACTIVE, CYCLES, STEPS = 20, 20, 3, 3, 100
 
 
-@turn("three of every 20 steps, each time after a warm-up, and the first 20 left alone")
+@turn("three of every 20 steps, each time after a warm-up, and none of the first 20")
 def three_of_twenty(answer: Any) -> None:
     """A function () that returns a schedule for `torch.profiler.profile`."""
     from torch.profiler import ProfilerAction
@@ -47,7 +47,7 @@ def three_of_twenty(answer: Any) -> None:
         raise NotYet(
             f"there are {len(starts)} cycles in {STEPS} steps",
             expected=f"{CYCLES}",
-            likely="repeat says how many; 0, which is the default, goes on to the end",
+            likely="repeat sets the number of cycles; 0, the default, continues to the end",
         )
 
 
@@ -76,22 +76,22 @@ def _cases() -> dict[str, list[Shares]]:
 
 
 _LIKELY = {
-    "input": "with gaps in the kernels' lane, ask what the host does in them: here it is in the loader",
-    "launches": "with gaps, and the host hardly in the loader, it launches",
-    "bandwidth": "without gaps the loader does not matter; the roof that is nearer is memory's",
-    "compute": "without gaps the loader does not matter; the roof that is nearer is that of arithmetic",
-    "latency": "without gaps, and less than 60 % for both roofs together: no roof is near",
+    "input": "there are gaps between the kernels, and the host spends them in the loader",
+    "launches": "there are gaps, and the host is hardly in the loader: it is launching kernels",
+    "bandwidth": "without gaps the loader does not matter; memory is the nearer roof",
+    "compute": "without gaps the loader does not matter; arithmetic is the nearer roof",
+    "latency": "there are no gaps, and both roofs together are below 60 %: no roof is near",
 }
 _BOTH = "the two add up: some kernels are at one roof, others at the other"
 
 
-@turn("gaps first, then what the host does in them, or which roof is near, if one is")
+@turn("first the gaps and what the host does in them, then which roof is near, if any")
 def bottleneck(answer: Any) -> None:
     """A function (busy, loading, compute, memory) that returns one of five words."""
     cases = _cases()
     got = {name: [answer(*shares) for shares in found] for name, found in cases.items()}
     if got == {name: ["input" if s[0] < 0.85 else "compute" for s in found] for name, found in cases.items()}:
-        raise AsGiven("every gap is put down to the input, and no gap to arithmetic")
+        raise AsGiven("every gap is blamed on the input, and without gaps everything is bound by arithmetic")
     for said in itertools.chain.from_iterable(got.values()):
         if said not in cases:
             raise NotYet(f"{brief(said)} came back", expected=f"one of {', '.join(cases)}", likely="another word")
@@ -106,7 +106,7 @@ def bottleneck(answer: Any) -> None:
                 )
 
 
-@turn("the rank with the shortest kernels: the others spin in theirs until it comes")
+@turn("the rank with the shortest kernels: the others spin in theirs until it arrives")
 def late_rank(answer: Any) -> None:
     """A function (lasted) of {rank: ms} that returns a rank."""
     for _ in range(8):
@@ -126,5 +126,5 @@ def late_rank(answer: Any) -> None:
             raise NotYet(
                 f"{brief(got)} for {{{told}}}",
                 expected=f"rank {late}",
-                likely="the last rank finds all others there, so its kernel is the shortest",
+                likely="the last rank finds all others waiting, so its kernel is the shortest",
             )

@@ -38,18 +38,18 @@ def replayed_batches(answer: Any) -> None:
         found = None if results is None else [t.detach().cpu() for t in results]
     expected = f"a list of {BATCHES} results, y as it was after each replay"
     if found is None:
-        likely = RETURNED if got is None else "the results themselves are asked for"
+        likely = RETURNED if got is None else "return the results themselves"
         raise NotYet(f"{brief(got)} came back", expected=expected, likely=likely)
     if len(found) != BATCHES:
-        likely = "one result for each batch, also for the last"
+        likely = "one result for each batch, including the last"
         raise NotYet(f"{len(found)} results for {BATCHES} batches", expected=expected, likely=likely)
     if all(_near(a, of_first) for a in found):
         if shared:
-            raise AsGiven(f"all {BATCHES} results are one tensor, computed from what lay in x at first")
-        likely = "x = batch gives the name to another tensor; copy_ fills the memory that the graph reads"
-        raise NotYet("every result is that of the x at capture", expected=expected, likely=likely)
+            raise AsGiven(f"all {BATCHES} results are one tensor, computed from the first contents of x")
+        likely = "x = batch gives the name x to another tensor; copy_ fills the memory that the graph reads"
+        raise NotYet("every result is computed from x as it was at capture", expected=expected, likely=likely)
     if shared and all(_near(a, want[-1]) for a in found):
-        likely = "y is one place in memory, and each replay writes there: keep a clone"
+        likely = "each replay writes to the same memory of y: keep a clone"
         raise NotYet("every result is that of the last batch", expected=expected, likely=likely)
     if len(found) == len(want) and all(_near(a, b) for a, b in zip(found[1:], want, strict=False)):
         raise NotYet("each result is that of the batch before", expected=expected, likely="fill x before the replay")
@@ -98,17 +98,17 @@ def set_rate(answer: Any) -> None:
         number = not all(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups)
     if all(_about(move, rate) for pair, rate in zip(moves, (0.25, 0.5), strict=True) for move in pair):
         return
-    seen = f"set to 0.25, a replay moves the groups by {moves[0][0]:g} and {moves[0][1]:g}"
+    seen = f"with the rate set to 0.25, a replay moves the groups by {moves[0][0]:g} and {moves[0][1]:g}"
     expected = "0.25 and 0.25"
     if all(_about(move, 1.0) for pair in moves for move in pair):
         if number:
-            raise AsGiven(f"{seen}: the graph reads its tensor, and the group has a number now")
+            raise AsGiven(f"{seen}: the graph still reads its tensor, but the group now has a number")
         if kept:
-            raise NotYet(seen, expected=expected, likely="the tensors are as they were: fill_ each with the rate")
-        likely = "another tensor lies elsewhere, and the graph reads the first one: fill_ it in place"
+            raise NotYet(seen, expected=expected, likely="the tensors have not changed: fill_ each with the rate")
+        likely = "the graph still reads the first tensor, not the new one: fill_ the first in place"
         raise NotYet(seen, expected=expected, likely=likely)
     if all(_about(move, rate) for pair, rate in zip(moves, (0.25, 0.125), strict=True) for move in pair):
-        seen = f"set to 0.25 and then to 0.5, replays move by {moves[0][0]:g} and {moves[1][0]:g}"
+        seen = f"with the rate set to 0.25 and then to 0.5, replays move by {moves[0][0]:g} and {moves[1][0]:g}"
         raise NotYet(seen, expected="0.25, then 0.5", likely="the rate is the new value, not a factor: fill_, not mul_")
     if all(_about(pair[0], rate) or _about(pair[1], rate) for pair, rate in zip(moves, (0.25, 0.5), strict=True)):
         likely = "each group of optimizer.param_groups has a learning rate of its own"
@@ -118,7 +118,7 @@ def set_rate(answer: Any) -> None:
 
 @turn("one graph, and the same results")
 def one_graph(answer: Any) -> None:
-    """A function (x, limit) that shortens x to the norm `limit` where it is longer, without a graph break."""
+    """A function (x, limit) that scales x down to the norm `limit` if it is longer, without a graph break."""
     short, long = torch.randn(6), torch.randn(6)
     short, long = short * (0.5 / short.norm()), long * (7.0 / long.norm())
     with without_gpu():
@@ -131,15 +131,15 @@ def one_graph(answer: Any) -> None:
         raise NotYet(
             "nothing is compiled",
             expected="one graph",
-            likely="torch.compiler.disable takes it out; write it without an if",
+            likely="torch.compiler.disable excludes the function; write it without an if",
         )
-    pieces = f"{graphs} graphs" if graphs > 1 else "one graph, and a break beside it"
+    pieces = f"{graphs} graphs" if graphs > 1 else "one graph and a graph break"
     takes_items = "item" in getattr(getattr(answer, "__code__", None), "co_names", ())
     if takes_items:
-        likely = "a number from .item() is the host's, which waits for it; clamp, minimum and torch.where do without"
+        likely = ".item() makes the host wait for the number; clamp, minimum and torch.where do not need it"
         raise NotYet(pieces, expected="one graph", likely=likely)
     if why.startswith("Data-dependent branching"):
-        raise AsGiven(f"{pieces}: `if` has to know a value")
+        raise AsGiven(f"{pieces}: `if` needs a value from the tensor")
     raise NotYet(pieces, expected="one graph", likely=f"Dynamo says: {why or 'the graph breaks'}")
 
 
@@ -149,15 +149,15 @@ def _right_value(got: Any, x: torch.Tensor, want: torch.Tensor) -> None:
         raise NotYet(f"{brief(got)} came back", expected=expected, likely=RETURNED)
     if got.shape == want.shape and torch.allclose(got, want, rtol=1e-4, atol=1e-5):
         return
-    likely = "x times limit / norm where that is below 1, and times 1 elsewhere"
+    likely = "multiply x by limit / norm if that is below 1, else by 1"
     if not x.any():
         likely = "0 / 0: divide by the norm only where it is above the limit"
     elif torch.equal(got, x):
-        likely = "nothing is shortened: a factor above 1 has been kept, or one below 1 left out"
+        likely = "nothing is shortened: a factor above 1 was kept, or one below 1 was left out"
     elif not torch.equal(want, x) and bool((got.abs() <= 2.0).all()) and got.norm() > 2.01:
-        likely = "each element is cut by itself: the norm is asked for, so one factor for all"
+        likely = "each element is clipped by itself: clip the norm, with one factor for all"
     elif got.norm() > 1.01 * x.norm():
-        likely = "short ones are lengthened: the factor must not exceed 1"
+        likely = "short vectors are made longer: the factor must not exceed 1"
     norm = f"norm {got.norm():.1f}" if got.shape == x.shape else f"shape {tuple(got.shape)}"
     raise NotYet(f"{norm} came back", expected=expected, likely=likely)
 
@@ -201,9 +201,9 @@ def _fresh(function: Any) -> Any:
     return copy
 
 
-@turn("compile time over time saved, and never where nothing is saved")
+@turn("compile time divided by time saved, and never if nothing is saved")
 def break_even(answer: Any) -> None:
-    """A function (compile_s, before_ms, after_ms): the steps from which on compiling pays, math.inf for never."""
+    """A function (compile_s, before_ms, after_ms): how many steps until compiling pays, math.inf for never."""
     before = 10.0 + int(torch.randint(1, 90, ())) / 2
     compile_s, after = float(torch.randint(20, 90, ())), before * 0.75
     steps = 1000 * compile_s / (before - after)
@@ -215,11 +215,13 @@ def break_even(answer: Any) -> None:
             raise NotYet(f"{brief(number)} for {asked}", expected="a number of steps, or math.inf", likely=RETURNED)
     right = f"{steps:,.0f} for {_asked(gains)}"
     if _about(found, steps / 1000) and lost < 0:
-        raise AsGiven("a thousandth of the steps, and a negative number where the step got slower")
+        raise AsGiven("a thousandth of the steps, and a negative number if the step got slower")
     if _about(found, steps / 1000):
         raise NotYet(f"{found:.2f}", expected=right, likely="seconds over milliseconds: 1000 is missing")
     if _about(found, 1000 * compile_s / after):
-        raise NotYet(f"{found:,.0f}", expected=right, likely="what a step saves counts, not what it takes")
+        raise NotYet(
+            f"{found:,.0f}", expected=right, likely="use the time that a step saves, not the time that it takes"
+        )
     if not (_about(found, steps) or abs(found - steps) <= 1):
         likely = "1000 · compile_s / (before_ms − after_ms)"
         raise NotYet(f"{brief(found)}", expected=right, likely=likely)
@@ -236,7 +238,7 @@ def _of_equal(answer: Any, compile_s: float, before: float) -> Any:
         return answer(compile_s, before, before)
     except ZeroDivisionError:
         asked = _asked((compile_s, before, before))
-        likely = "two equal times: nothing is saved, and there is a division by it"
+        likely = "the two times are equal: the code divides by the time saved, which is 0"
         raise NotYet(f"ZeroDivisionError for {asked}", expected="math.inf", likely=likely) from None
 
 

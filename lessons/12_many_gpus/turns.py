@@ -41,21 +41,22 @@ def _padded_chunk(rank: int, ranks: int, length: int) -> list[int]:
 # Parts that readers cut: how, what comes of it, and why.
 _PARTS: tuple[tuple[Dealing, str, str], ...] = (
     (lambda rank, ranks, length: list(range(rank, length, ranks)), "the ranks have unequal numbers of indices",
-     "nothing is padded: the first indices come once more at the end, until the ranks divide the length"),
+     "nothing is padded: repeat the first indices at the end, until the ranks divide the length"),
     (lambda rank, ranks, length: list(range(length))[: length - length % ranks][rank::ranks],
      "the last indices are left out",
-     "that is drop_last=True: pad in place of cutting off"),
-    (_padded_chunk, "each rank has a stretch of neighbours",
-     "padded as it has to be; now every ranks-th index, beginning with the rank: [rank::ranks]"),
+     "that is drop_last=True: pad instead of dropping"),
+    (_padded_chunk, "each rank has consecutive indices",
+     "the padding is right; now take every ranks-th index, starting at rank: [rank::ranks]"),
     (lambda rank, ranks, length: (list(range(length)) + [length - 1] * (-length % ranks))[rank::ranks],
      "the last index is repeated", "the padding starts again with the first indices"),
     (lambda rank, ranks, length: (list(range(length)) + list(range(ranks - length % ranks)))[rank::ranks],
-     "there is padding where the length divides evenly", "ranks - length % ranks is not 0 then; -length % ranks is"),
-    (lambda rank, ranks, length: list(range(length)), "every rank has all indices", "the part of one rank is missing"),
+     "there is padding although the length divides evenly", "ranks - length % ranks is not 0 then; -length % ranks is"),
+    (lambda rank, ranks, length: list(range(length)), "every rank has all indices",
+     "the selection of one rank's part is missing"),
 )  # fmt: skip
 
 
-@turn("each rank gets every ranks-th index, and the first ones come again until all have as many")
+@turn("each rank gets every ranks-th index, and the first ones are repeated until all ranks have equally many")
 def dealt_indices(answer: Any) -> None:
     """A function (rank, ranks, length) that gives a rank's indices as DistributedSampler does without a shuffle."""
     scenes = [(ranks, length) for ranks, length in (_uneven(), _uneven(), _even())]
@@ -68,16 +69,18 @@ def dealt_indices(answer: Any) -> None:
     asked = f"rank {rank} of {ranks}, {length} samples"
     if any(part is None for part in parts.values()):
         key = next(key for key, part in parts.items() if part is None)
-        likely = "the return is missing" if got[key] is None else "the indices themselves are asked for"
+        likely = "the return is missing" if got[key] is None else "return the indices themselves"
         raise NotYet(f"{brief(got[key])} for {asked}", expected="a list of whole numbers", likely=likely)
     if all(part == _chunk(*key) for key, part in parts.items()):
-        raise AsGiven("each rank gets a chunk, and the last indices go to nobody")
+        raise AsGiven("each rank gets a chunk, and no rank gets the last indices")
     right = f"{_dealt(*wrong[0])} for {asked}"
     for dealing, told, likely in _PARTS:
         if all(part == dealing(*key) for key, part in parts.items()):
             raise NotYet(told, expected=right, likely=likely)
     raise NotYet(
-        f"{parts[wrong[0]]}", expected=right, likely="all indices, the first ones again as padding, then [rank::ranks]"
+        f"{parts[wrong[0]]}",
+        expected=right,
+        likely="take all indices, append the first ones as padding, then [rank::ranks]",
     )
 
 
@@ -103,21 +106,21 @@ def _even() -> tuple[int, int]:
 
 # What readers return for the loss of a rank, by the weight that it gives each of its samples, and why it is wrong.
 _WEIGHTS: tuple[tuple[Callable[[int, int, int], float], str, str], ...] = (
-    (lambda count, total, ranks: 1 / total, "the gradients are all too small by the number of ranks",
+    (lambda count, total, ranks: 1 / total, "all gradients are too small, by a factor of the number of ranks",
      "DDP divides the sum over the ranks by their number: multiply by it"),
     (lambda count, total, ranks: 1.0, "the gradient is that of a sum, not of a mean",
-     "divide by total, and multiply by ranks, by which DDP divides"),
+     "divide by total, and multiply by ranks, because DDP divides by it"),
     (lambda count, total, ranks: ranks, "the gradient is that of a sum, not of a mean", "divide by total"),
-    (lambda count, total, ranks: ranks / count, "ranks still count alike, and all of them too much",
+    (lambda count, total, ranks: ranks / count, "all ranks still count equally, and too much",
      "divide by the samples of all ranks, total, and not by this rank's"),
-    (lambda count, total, ranks: ranks / total / count, "ranks still count alike",
+    (lambda count, total, ranks: ranks / total / count, "all ranks still count equally",
      "mean() has divided by this rank's samples already: sum()"),
-    (lambda count, total, ranks: 1 / total / count, "ranks still count alike",
+    (lambda count, total, ranks: 1 / total / count, "all ranks still count equally",
      "mean() has divided by this rank's samples already: sum(), and DDP divides by ranks"),
 )  # fmt: skip
 
 
-@turn("every sample counts alike, on whichever rank it is")
+@turn("every sample counts equally, whichever rank it is on")
 def fair_loss(answer: Any) -> None:
     """A function (losses, total, ranks) that gives the loss with which DDP's average is right for unequal counts."""
     ranks = int(torch.randint(3, 6, ()))
@@ -128,14 +131,14 @@ def fair_loss(answer: Any) -> None:
     if _all_are(weights, [ranks / total] * ranks):
         return
     if _all_are(weights, [1 / count for count in counts]):
-        raise AsGiven("a sample counts more, the fewer its rank has")
+        raise AsGiven("a sample counts more if its rank has fewer samples")
     where = f"{counts[0]} of {total} samples on a rank of {ranks}"
     right = f"each sample weighs {ranks}/{total} in its rank's loss"
     for weight, told, likely in _WEIGHTS:
         if _all_are(weights, [weight(count, total, ranks) for count in counts]):
             raise NotYet(f"{told} ({where})", expected=right, likely=likely)
     shown = ", ".join(f"{weight:.3g}" for weight in weights[0].tolist())
-    likely = "the sum of this rank's losses, by all samples, times the ranks by which DDP divides"
+    likely = "divide the sum of this rank's losses by all samples, and multiply by ranks, because DDP divides by it"
     raise NotYet(f"the weights of the samples are {shown} ({where})", expected=right, likely=likely)
 
 
@@ -144,7 +147,7 @@ def _weights(answer: Any, count: int, total: int, ranks: int) -> torch.Tensor:
     losses = (1 + torch.rand(count)).requires_grad_()
     got = answer(losses * 1, total, ranks)
     if not isinstance(got, torch.Tensor) or got.dim():
-        likely = "the return is missing" if got is None else "sum() makes one number of them, and keeps the graph"
+        likely = "the return is missing" if got is None else "sum() adds them to one number and keeps the graph"
         raise NotYet(brief(got), expected="a tensor of shape (), with its graph", likely=likely)
     if not got.requires_grad:
         likely = "item(), detach() or torch.tensor() has cut the graph: backward() comes next"
@@ -158,19 +161,19 @@ def _all_are(weights: list[torch.Tensor], wanted: list[float]) -> bool:
     return all(torch.allclose(got, torch.full_like(got, right)) for got, right in zip(weights, wanted, strict=True))
 
 
-# By job: who has parted and in which number, and what the dumps show.
+# By job: which rank has diverged and in which number, and what the dumps show.
 _PARTED: dict[str, tuple[tuple[int, int] | None, str]] = {
-    "a": ((2, 7), "those that wait have called what they should; rank 2 has not called number 7"),
-    "b": ((1, 9), "rank 1 alone waits in number 9, and no other has called it"),
-    "c": ((3, 4), "rank 3 called number 4 with other sizes: the two met, and ended without a word"),
-    "d": (None, "nobody waits: ranks 1 and 2 are behind, and may come"),
+    "a": ((2, 7), "the waiting ranks have called what they should; rank 2 has not called number 7"),
+    "b": ((1, 9), "only rank 1 waits in number 9, and no other rank has called it"),
+    "c": ((3, 4), "rank 3 called number 4 with other sizes: the calls ended without an error"),
+    "d": (None, "no rank waits in vain: ranks 1 and 2 are behind, and may still arrive"),
     "e": ((2, 3), "a rank without a dump has died: it has not called what the others wait in"),
 }
 
 
-@turn("who waits is mostly not who is wrong, and who is wrong need not wait")
+@turn("the rank that waits is mostly not the one at fault, and the one at fault need not wait")
 def odd_ranks(answer: Any) -> None:
-    """A function that returns {job: (rank, number)}, or None for a job in which nobody has parted."""
+    """A function that returns {job: (rank, number)}, or None for a job in which no rank has diverged."""
     got = answer()
     if not isinstance(got, dict) or set(got) != set(_PARTED):
         likely = "a key was changed, or the return is missing"
@@ -181,7 +184,7 @@ def odd_ranks(answer: Any) -> None:
         parted = tuple(got[job]) if isinstance(got[job], list) else got[job]
         if parted != right:
             if right and isinstance(parted, tuple) and parted[:1] == right[:1]:
-                likely = f"the rank is right; the number is that of the collective in which it parted: {likely}"
+                likely = f"the rank is right; give the number of the collective in which it diverged: {likely}"
             raise NotYet(f"{brief(parted)} for job {job}", expected=brief(right), likely=likely)
 
 
@@ -224,17 +227,17 @@ def _judged(seen: _Seen, right: torch.Tensor) -> tuple[str, str]:
         return "there is no gradient", "backward() is gone, or zero_grad() came after it"
     if exchanges == MICRO and seen.entered:
         return (
-            f"no_sync() is there, and there are {MICRO} exchanges all the same",
-            "the forward pass belongs inside no_sync() too: DDP decides there",
+            f"no_sync() is used, but there are still {MICRO} exchanges",
+            "the forward pass belongs inside no_sync() too: DDP decides in it",
         )
     if exchanges == 0:
         return "nothing is exchanged", "the last micro-batch has to run outside of no_sync()"
     if exchanges > 1:
         return f"there are {exchanges} exchanges", "all micro-batches but the last run within no_sync()"
     if _same(got, MICRO * right):
-        return "the gradient is the sum of the micro-batches', not their mean", "the division by len(window) is gone"
+        return "the gradient is the sum of the micro-batches', not their mean", "the division by len(window) is missing"
     if not _same(got, right):
-        return "one exchange, and another gradient", "each micro-batch runs once, and nothing is cleared between them"
+        return "one exchange, but the wrong gradient", "each micro-batch runs once, and nothing is cleared between them"
     if seen.quiet < MICRO - 1:
         return (
             "one exchange, of a single backward() for the whole window",

@@ -40,7 +40,7 @@ class _Model(nn.Module):
         return self.head(x)
 
 
-@turn("while a block computes it is whole, and the others are cut: a unit for each, and one for the rest")
+@turn("a block is gathered only while it computes: one unit for each block, and one for the rest")
 def a_unit_per_block(answer: Any) -> None:
     """A function (model) that shards it with `fully_shard`, each of `model.blocks.layers` and then the whole."""
     import torch.distributed as dist
@@ -73,13 +73,16 @@ def _of_units(root: bool, units: list[bool], finer: bool, whole: list[str]) -> t
     if not root and not any(units) and not finer:
         return "nothing is sharded", "fully_shard(block) changes the block itself; it was not called"
     if finer:
-        return "there are units within the blocks", "gathers of a layer each are many and small: the block is the unit"
+        return (
+            "there are units within the blocks",
+            "a gather for each layer makes many small ones: shard block by block",
+        )
     if not all(units):
         missing = [i for i, unit in enumerate(units) if not unit]
-        return f"{len(missing)} of {len(units)} blocks are no unit", "the loop goes over all of model.blocks.layers"
+        return f"{len(missing)} of {len(units)} blocks are not units", "the loop goes over all of model.blocks.layers"
     if not root:
         return (
-            f"{brief(whole[0])} and {len(whole) - 1} others lie whole on every rank",
+            f"{brief(whole[0])} and {len(whole) - 1} others are whole on every rank",
             "embedding and head belong to no block: fully_shard(model), after the blocks",
         )
     return "", ""
@@ -99,7 +102,7 @@ class _WithAngles(nn.Module):
         return 1 / 10_000 ** torch.arange(0, 1, 1 / 16, device="cpu")
 
 
-@turn("every rank has its rows of the weights, and the angles are computed anew")
+@turn("every rank has its rows of the weights, and the angles are recomputed")
 def filled_from_rank_0(answer: Any) -> None:
     """A function (model, weights) that fills a sharded model on meta with a state dict that rank 0 alone has."""
     import torch.distributed as dist
@@ -125,7 +128,7 @@ def filled_from_rank_0(answer: Any) -> None:
     # without it `set_model_state_dict` only scatters, and raises on a rank whose state dict is empty
     if not any(span.where == "ranks" and span.name.startswith("broadcast") for span in timeline.spans):
         raise NotYet(
-            "rank 0 sends nothing by itself: on the others, which have no weights, the call fails",
+            "rank 0 does not send by default: the call fails on the others, which have no weights",
             expected="rank 0 sends each rank its rows",
             likely="StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)",
         )
@@ -144,13 +147,13 @@ def _filled(model: _WithAngles, whole: _WithAngles) -> None:
     """Judge what the model holds on rank 0."""
     where = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
     if where != {"cuda"}:
-        raise NotYet(f"the model lies on {', '.join(sorted(where))}", expected="cuda", likely='to_empty(device="cuda")')
+        raise NotYet(f"the model is on {', '.join(sorted(where))}", expected="cuda", likely='to_empty(device="cuda")')
     _values(model, whole)
     if not torch.allclose(model.angles.cpu(), whole.angles):
         raise NotYet(
-            "model.angles is what lay in memory",
+            "model.angles holds whatever was in memory",
             expected="model.compute_angles()",
-            likely="a buffer with persistent=False is in no state dict: copy_ it into model.angles",
+            likely="a buffer with persistent=False is not in the state dict: copy_ it into model.angles",
         )
 
 
@@ -159,7 +162,7 @@ def _values(model: _WithAngles, whole: _WithAngles) -> None:
     for name, parameter in model.named_parameters():
         local = getattr(parameter, "to_local", lambda: None)()
         if local is None:
-            raise NotYet(f"{name} is no DTensor", expected="this rank's rows", likely="the model stays sharded")
+            raise NotYet(f"{name} is not a DTensor", expected="this rank's rows", likely="the model stays sharded")
         wanted = whole.get_parameter(name).chunk(RANKS)[0]
         if local.shape != wanted.shape or not torch.equal(local.cpu(), wanted):
             raise NotYet(
@@ -169,7 +172,7 @@ def _values(model: _WithAngles, whole: _WithAngles) -> None:
         raise NotYet(
             "norm.running_var has other values",
             expected="the buffer of the state dict",
-            likely="set_model_state_dict sets saved buffers too; parameters alone are not all",
+            likely="set_model_state_dict sets saved buffers too; the parameters alone are not enough",
         )
 
 
@@ -187,9 +190,9 @@ def _strided(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, rank: int, r
     return F.linear(torch.relu(F.linear(x, up[rank * each : (rank + 1) * each])), down[:, rank::ranks])
 
 
-@turn("the parts of all ranks add up to the layer, and each has computed its share of the hidden units")
+@turn("the parts of all ranks add up to the layer, and each rank computes its share of the hidden units")
 def summand_of_mlp(answer: Any) -> None:
-    """A function (x, up, down, rank, ranks): one rank's summand of relu(x @ up.T) @ down.T."""
+    """A function (x, up, down, rank, ranks): one rank's part of the sum relu(x @ up.T) @ down.T."""
     ranks, each, width = (int(torch.randint(2, 5, ())) for _ in range(3))
     hidden, width = ranks * (each + 1), 4 * width
     x, up, down = torch.randn(5, width), torch.randn(hidden, width), torch.randn(width, hidden)
@@ -203,7 +206,7 @@ def summand_of_mlp(answer: Any) -> None:
             raise NotYet(
                 f"{got} came from rank {rank}",
                 expected=f"a tensor of shape {tuple(whole.shape)} from every rank",
-                likely="rows of up, then the same columns of down: a summand has the shape of the whole",
+                likely="take rows of up, then the same columns of down: each part has the shape of the whole",
             )
         parts.append(part.detach())
     if all(_same(part, whole) for part in parts):
@@ -214,14 +217,14 @@ def summand_of_mlp(answer: Any) -> None:
         return
     for wrong, told, likely in _PARTS:
         if all(_same(part, wrong(x, up, down, rank, ranks)) for rank, part in enumerate(parts)):
-            raise NotYet(told, expected=f"a sum over {ranks} ranks that is the layer", likely=likely)
+            raise NotYet(told, expected=f"parts whose sum over {ranks} ranks is the layer", likely=likely)
     raise NotYet("the parts do not add up to the layer", expected="their sum is the whole", likely=_RIGHT)
 
 
-_RIGHT = "rank r has the rows r · each to (r + 1) · each of up, each = hidden // ranks, and the same columns of down"
+_RIGHT = "with each = hidden // ranks, rank r takes rows r · each to (r + 1) · each of up and the same columns of down"
 _PARTS: tuple[tuple[Part, str, str], ...] = (
-    (_columns_of_up, "up is cut by its inputs",
-     "the ReLU of a summand is not a summand of the ReLU: cut up by its rows, and each hidden unit is whole on a rank"),
+    (_columns_of_up, "up is split along its inputs",
+     "the ReLU of a part is not a part of the ReLU: split `up` by rows, so that each hidden unit is whole on a rank"),
     (_strided, "the columns of down are not those of the rows of up", "the same slice for both"),
 )  # fmt: skip
 

@@ -42,7 +42,7 @@ def _given(answer: Any, length: int, epoch: int, size: int, done: int) -> tuple[
     try:
         batches = [batch.tolist() for batch in came]
     except (AttributeError, TypeError):
-        likely = "neither yield nor return" if came is None else "yield data[rows] for the rows of each batch"
+        likely = "there is neither yield nor return" if came is None else "yield data[rows] for the rows of each batch"
         raise NotYet(f"{brief(came)} came back", expected="batches of samples", likely=likely) from None
     return batches, data.read, torch.initial_seed() != before
 
@@ -51,7 +51,7 @@ def _flat(batches: Given) -> list[int]:
     return [sample for batch in batches for sample in batch]
 
 
-@turn("the rest of the epoch, in the order that it would have had, and nothing else is read")
+@turn("the rest of the epoch in its original order, and nothing else is read")
 def rest_of_epoch(answer: Any) -> None:
     """A function (data, epoch, size, done) that yields the batches of an epoch after `done` of them."""
     size, epoch = random.randint(4, 6), random.randint(3, 9)
@@ -62,40 +62,40 @@ def rest_of_epoch(answer: Any) -> None:
     rest, skipped, _ = _given(answer, length, epoch, size, done)
     if whole != again:
         if len(rest) == len(whole):
-            raise AsGiven("each call draws another order, and begins at the first batch")
+            raise AsGiven("each call draws a new order and begins at the first batch")
         raise NotYet(
-            "two calls for one epoch give two orders",
+            "two calls for the same epoch give different orders",
             expected="the same order in another process",
-            likely="a generator of its own, seeded with the epoch: torch.Generator().manual_seed(epoch)",
+            likely="use a separate generator, seeded with the epoch: torch.Generator().manual_seed(epoch)",
         )
     if sorted(_flat(whole)) != list(range(length)) or len(whole) != 7:
         raise NotYet(
             f"with done=0 there are {len(whole)} batches of {len(_flat(whole))} samples",
             expected=f"7 batches with all of {length}",
-            likely="the last batch is shorter, and belongs to the epoch",
+            likely="the last, shorter batch belongs to the epoch",
         )
     if seeded:
         raise NotYet(
-            "the order is right, and PyTorch's own generator has been seeded",
-            expected="dropout and augmentation draw on as before",
-            likely="torch.manual_seed() is for all: take a torch.Generator()",
+            "the order is right, but PyTorch's global generator has been seeded",
+            expected="the random numbers of dropout and augmentation are not affected",
+            likely="torch.manual_seed() is global: use a torch.Generator()",
         )
     other, *_ = _given(answer, length, epoch + 1, size, 0)
     if other == whole:
         raise NotYet(
-            f"epochs {epoch} and {epoch + 1} have one order",
-            expected="another in each epoch",
+            f"epochs {epoch} and {epoch + 1} have the same order",
+            expected="a new order in each epoch",
             likely="the seed does not depend on epoch, or nothing is shuffled",
         )
     if rest != whole[done:]:
         told = f"{len(rest)} batches for done={done}"
         likely = "done counts batches, not samples: split first, then [done:]"
         if _flat(rest) != _flat(whole)[done:]:
-            likely = "it leaves out batches, not another number or another order of them"
+            likely = "only skip batches; change neither the order nor the number of the others"
         raise NotYet(told, expected=f"the last {7 - done} of the whole epoch's 7", likely=likely)
     if extra := len(skipped - set(_flat(rest))):
         raise NotYet(
-            f"{extra} samples are read that no batch has",
+            f"{extra} samples are read that are in no batch",
             expected=f"the samples of the {7 - done} batches that are left",
             likely="skip rows, before data[rows]",
         )
@@ -104,28 +104,32 @@ def rest_of_epoch(answer: Any) -> None:
 _DAMAGED: dict[type[BaseException], str] = {
     zipfile.BadZipFile: "the file does not end as a zip archive does: it is cut off, or empty",
     zlib.error: "the bytes cannot be decompressed: some are wrong",
-    RuntimeError: "PytorchStreamReader has found the archive, and not what it lists",
+    RuntimeError: "PytorchStreamReader has found the archive, but not a file that it lists",
     EOFError: "the pickle in it ends too early",
 }
 _HEALTHY: dict[BaseException, str] = {
-    OSError(errno.ESTALE, "Stale file handle"): "the file server was away for a moment; the bytes may be all right",
-    PermissionError(errno.EACCES, "Permission denied"): "nobody has read the bytes",
+    OSError(
+        errno.ESTALE, "Stale file handle"
+    ): "the file server was unavailable for a moment; the bytes may be all right",
+    PermissionError(errno.EACCES, "Permission denied"): "the bytes were never read",
     pickle.UnpicklingError("Weights only load failed"): "the bytes are what was saved; this load does not accept them",
-    FileNotFoundError(errno.ENOENT, "No such file"): "there are no bytes",
+    FileNotFoundError(errno.ENOENT, "No such file"): "there is no file",
     MemoryError(): "the host was full; the bytes may be all right",
     KeyboardInterrupt(): "somebody has pressed Ctrl-C",
 }
 
 
-@turn("damaged bytes are set aside, and everything else is raised")
+@turn("a damaged file is set aside, and every other error is raised")
 def damage(answer: Any) -> None:
     """A function that returns the types of errors for `except`."""
     got = answer()
     types = got if isinstance(got, (tuple, list, set, frozenset)) else (got,)
     if not all(isinstance(one, type) and issubclass(one, BaseException) for one in types):
-        raise NotYet(f"{brief(got)} came back", expected="types of errors", likely="types, as (EOFError,), no texts")
+        raise NotYet(
+            f"{brief(got)} came back", expected="types of errors", likely="types such as (EOFError,), not strings"
+        )
     if tuple(types) == (Exception,):
-        raise AsGiven("every error sets the file aside, also that of a file server which is away")
+        raise AsGiven("every error sets the file aside, even when the file server is unavailable")
     for healthy, why in _HEALTHY.items():
         if isinstance(healthy, tuple(types)):
             told = f"{type(healthy).__name__} sets a file aside"
@@ -133,10 +137,10 @@ def damage(answer: Any) -> None:
     for kind, why in _DAMAGED.items():
         if not issubclass(kind, tuple(types)):
             told = f"{kind.__name__} is raised, and the run does not start"
-            raise NotYet(told, expected="the file is set aside, and the one before is taken", likely=why)
+            raise NotYet(told, expected="the file is set aside, and the one before it is used", likely=why)
 
 
-@turn("6ND over what the GPU does in a second; hours; dollars")
+@turn("6ND divided by the GPU's FLOP/s, then hours, then dollars")
 def dollars(answer: Any) -> None:
     """A function (parameters, tokens, tflops, mfu, price) that returns dollars."""
     parameters, tokens = random.uniform(1e9, 70e9), random.uniform(0.1e12, 2e12)
@@ -147,13 +151,13 @@ def dollars(answer: Any) -> None:
     hours = 6 * parameters * tokens / (tflops * 1e12 * mfu) / 3600
     right = hours * price
     if math.isclose(got, right * mfu, rel_tol=1e-6):
-        raise AsGiven("it takes the GPU at its peak, which no training reaches")
+        raise AsGiven("it assumes the GPU's peak, which no training reaches")
     likely = {
         right * mfu**2: "a lower MFU takes longer: divide by it",
         right / 3: "2ND is forward alone; backward takes twice as much",
         right * 3600: "seconds: an hour has 3,600 of them",
         right * 60: "minutes: 60 of them are an hour",
-        hours: "these are GPU-hours; each has its price",
+        hours: "these are GPU-hours; multiply by the price",
         right * 1e12: "tflops are 10¹² operations a second",
         right / 100: "mfu is a share, such as 0.4, not a percentage",
     }
@@ -167,11 +171,11 @@ def dollars(answer: Any) -> None:
 Means = dict[str, float]
 
 _LIKELY = {
-    "overflow": "every step is skipped, so that the loss falls no more, and the scale halves each time: ask it first",
-    "diverged": "the loss is higher than in the beginning, or nan, which is not larger than anything; the scale holds",
+    "overflow": "every step is skipped, so the loss stops falling, and the scale halves each time: check it first",
+    "diverged": "the loss is higher than at the beginning, or nan, which no `>` finds; the scale does not fall",
     "leak": "memory grows, and nothing else is wrong",
-    "data": "most of the step is a wait, whether it has become longer or not",
-    "throttled": "it has become slower without a wait for data: both, since a healthy run has no wait either",
+    "data": "most of the step is a wait for data, whether it has become longer or not",
+    "throttled": "the step is slower without a wait for data; check both, since a healthy run does not wait either",
     "healthy": "nothing is wrong: as fast as before, and the loss falls",
 }
 
@@ -210,16 +214,16 @@ def _case(name: str) -> tuple[Means, Means]:
     return early, late
 
 
-@turn("the scale first, then the loss, then memory and time")
+@turn("check the scale first, then the loss, then memory and time")
 def illness(answer: Any) -> None:
     """A function (early, late) that returns one of six words."""
     cases = _cases()
     got = {name: [answer(dict(early), dict(late)) for early, late in found] for name, found in cases.items()}
     if got == {n: ["diverged" if late["loss"] > 1 else "data" for _, late in found] for n, found in cases.items()}:
-        raise AsGiven("a high loss has diverged, and everything else is put down to the data")
+        raise AsGiven("every high loss counts as diverged, and everything else is blamed on the data")
     for said in (one for answers in got.values() for one in answers):
         if said not in cases:
-            likely = "a case without a return" if said is None else "another word"
+            likely = "one case has no return" if said is None else "another word"
             raise NotYet(f"{brief(said)} came back", expected=f"one of {', '.join(cases)}", likely=likely)
     for name, found in cases.items():
         for (early, late), said in zip(found, got[name], strict=True):

@@ -11,7 +11,7 @@ from gpulab.exercise.wording import brief
 _STATE = 3 * 2**20  # what the first updates add: optimizer state
 
 
-@turn("it grows is said of what grows, and of nothing else")
+@turn("growing memory is reported, and nothing else")
 def grows(answer: Any) -> None:
     start, leak = random.randrange(2**28, 2**30), random.randrange(512, 2**20, 512)
     growing = [start, start + _STATE, *(start + _STATE + leak * n for n in range(10))]
@@ -22,30 +22,30 @@ def grows(answer: Any) -> None:
     if not all(isinstance(word, bool) for word in said):
         raise NotYet(f"{brief(said[0])} came back", expected="True or False", likely="a comparison gives one")
     if said == [True] * 4:
-        raise AsGiven("the optimizer's state, made in the first update, is taken for growth")
+        raise AsGiven("the optimizer's state, made in the first update, is counted as growth")
     if not said[0]:
         raise NotYet(
-            "a job that leaves something with each update is called steady",
+            "a job that leaks in each update is called steady",
             expected="True",
-            likely="a leak of a block of 512 bytes is one as well",
+            likely="a leak of 512 bytes is a leak, too",
         )
     if said[1]:
-        raise NotYet("a job that repeats is said to grow", expected="False", likely="begin with the third update")
+        raise NotYet("a steady job is said to grow", expected="False", likely="begin with the third update")
     if said[2]:
         raise NotYet(
-            "one update that is larger and goes back is said to grow",
+            "one larger update, whose memory is freed again, is called growth",
             expected="False",
-            likely="what the others leave has not changed: compare the lowest of either half",
+            likely="the memory after the other updates is unchanged: compare the lowest values of the two halves",
         )
     if not said[3]:
         raise NotYet(
-            "a log that is written at every second update is called steady",
+            "a job that leaks at every second update is called steady",
             expected="True",
-            likely="two updates may leave the same, and the next one more",
+            likely="memory may stay the same after one update and grow after the next",
         )
 
 
-@turn("6 FLOPs for each word and parameter: what is beyond the peak is refused, and nothing else")
+@turn("6 FLOPs for each word and parameter: only speeds beyond the peak are called impossible")
 def possible(answer: Any) -> None:
     """A function (words_per_second, parameters, peak_tflops): whether a GPU could train so many words a second."""
     parameters, peak = random.randrange(10**7, 10**9), random.choice((8.1, 65.0, 312.0, 989.4))
@@ -55,9 +55,9 @@ def possible(answer: Any) -> None:
         raise NotYet(f"{brief(said[0.4])} came back", expected="True or False", likely="a comparison gives one")
     if not said[0.4] and said[4.0]:
         raise NotYet(
-            "what is within the peak is refused, and four times the peak is not",
+            "speeds within the peak are called impossible, and four times the peak possible",
             expected="True within the peak",
-            likely="the comparison is turned round",
+            likely="the comparison is reversed",
         )
     if not said[0.4]:
         raise NotYet(
