@@ -1,12 +1,12 @@
 # %% title [markdown]
 # # 15 · Exercises: a script with twelve faults
 #
-# A colleague has left, and a training script has stayed. It trains a small GPT; on a T4 it runs out of memory, is slow,
+# A colleague has left you a training script. It trains a small GPT; on a T4 it runs out of memory, is slow,
 # and does not train as it should. **Find its twelve faults by measuring, and repair them**: four cost memory, four cost
 # time, four make its results wrong. Some can be guessed by reading; one cannot. Then a second script, drawn for you
 # alone.
 #
-# Go about it as in [the lecture](../notebooks/15_capstone.ipynb). A cell that says *not attempted yet* waits for your
+# Work as in [the lecture](../notebooks/15_capstone.ipynb). A cell that says *not attempted yet* waits for your
 # repairs; everything after it still runs.
 
 # %% setup
@@ -24,7 +24,7 @@ import gpulab
 gpu = gpulab.setup()
 folder = tempfile.TemporaryDirectory()  # the files come and go; your work is in the cells
 os.chdir(folder.name)
-# shapes alone have no values, and need none here
+# with shapes alone there are no values, and none are needed here
 warnings.filterwarnings("ignore", "with compute=False")
 
 # %% script-text [markdown]
@@ -34,9 +34,9 @@ warnings.filterwarnings("ignore", "with compute=False")
 #
 # 90 minutes · difficulty ●●●
 #
-# Running the cell writes `train.py`. What a function promises stands in its docstring, and that is right. Keep the
+# Running the cell writes `train.py`. What a function promises is in its docstring, which is right. Keep the
 # names of functions and classes, their arguments, and the names of a model's parameters: the check calls them.
-# Elsewhere you may write what you like. A fault is one or two lines, here and there three.
+# Everything else you may change. A fault is one or two lines, sometimes three.
 
 # %% script tags=["script"]
 # %%writefile train.py
@@ -45,14 +45,14 @@ warnings.filterwarnings("ignore", "with compute=False")
 # ### Measure
 #
 # `job()` prints three lines, whatever is still wrong: `main` at its own size on a virtual T4, with shapes alone; four
-# batches of one row, which fit before any repair; and the losses of a small model, with values, whose last window and
-# last batch are short, and which goes on for an epoch after `save` and `load`.
+# batches of one row, which fit before any repair; and the losses of a small model, with values. Its last window and
+# last batch are short, and it trains for another epoch after `save` and `load`.
 #
 # Before a repair, say which number it will move, and to what. Once the script has changed, `job` asks for that first:
-# `job(expect="four rows: peak 6.5 GiB")`. Then it measures, and shows the lines that have moved with what they were. A
-# number that stays may be held by another fault that is still there.
+# `job(expect="four rows: peak 6.5 GiB")`. Then it measures, and shows old and new values of the lines that changed. A
+# number may also stay because of another fault.
 #
-# `load()` gives you the script's functions, afresh each time, for measurements of your own: a `Block` alone, `train`
+# `load()` gives you the script's functions, loaded anew each time, for your own measurements: a `Block` alone, `train`
 # with two batches, `evaluate` with a small model.
 
 # %% job
@@ -115,7 +115,7 @@ def small(path):
     of an epoch after `load`.
     """
     row = torch.arange(18 * 8 * 32 + 1) * 7 % 89
-    # seven rows as in training, and one that nobody can guess
+    # seven rows as in training, and one that cannot be predicted
     held_out = torch.cat([row[: 7 * 32], row[:33].flip(0)])
     with gpulab.VirtualGPU("T4"):
         torch.manual_seed(0)
@@ -132,12 +132,12 @@ def small(path):
     return "loss {:.2f}, {:.2f}; held out {:.2f}; after load {:.2f}".format(*losses)
 
 
-printed = {}  # of each path: its script, and the lines that were printed
+printed = {}  # by path: the script, and the lines that were printed
 
 
 def job(path="train.py", expect=""):
-    """Print what the script at `path` does as a whole, with four rows, and with values; of one
-    that has changed, once you `expect` a number.
+    """Print what the script at `path` does as a whole, with four rows, and with values; if it
+    has changed, `expect` must name a number.
     """
     with open(path, encoding="utf-8") as file:
         text = file.read()
@@ -162,7 +162,7 @@ job()
 # %% own-text [markdown]
 # ### Your measurements
 #
-# Use this cell, and more like it. As an example, what a `Block` keeps for backward:
+# Use this cell, and add more. As an example, it measures what a `Block` keeps for backward:
 
 # %% own
 with gpulab.VirtualGPU("T4", compute=False):
@@ -173,7 +173,7 @@ with gpulab.VirtualGPU("T4", compute=False):
         with torch.autocast("cuda", dtype=torch.float16):
             return block(x)
 
-    forward()  # the first call also makes what stays: cuBLAS's workspaces, up to PyTorch 2.14
+    forward()  # the first call also allocates what stays: cuBLAS's workspaces, up to PyTorch 2.14
     before = torch.cuda.memory_allocated()
     out = forward()
     print(f"{(torch.cuda.memory_allocated() - before) / 2**20:.0f} MiB (virtual)")
@@ -181,9 +181,9 @@ with gpulab.VirtualGPU("T4", compute=False):
 # %% check-text [markdown]
 # ### Score
 #
-# Each place of the script is measured by itself, on a virtual T4, with models and batches of the check's own: any repair
-# counts, in any order, whatever else is still wrong. What is repaired is named, with its evidence before and after, and
-# is recorded. What is not is told by the instrument that shows it. What you break is told too.
+# Each place of the script is measured by itself, on a virtual T4, with the check's own models and batches: any repair
+# counts, in any order, whatever else is still wrong. A repaired fault is named, with its evidence before and after, and
+# is recorded. For a fault that is left, the check names the tool that shows it. It also names what you broke.
 
 # %% check tags=["check", "host-dependent"]
 gpulab.check.capstone("train.py")
@@ -191,20 +191,20 @@ gpulab.check.capstone("train.py")
 # %% hints [markdown]
 # <details><summary>Hint 1: in which order</summary>
 #
-# First what ends the run: memory. Take apart what attention keeps, what the MLP keeps and in which type, what grows from
+# First memory, which ends the run. Measure what attention keeps, what the MLP keeps and in which type, what grows from
 # batch to batch, in training and in evaluation: four questions, four `memory_allocated()`. Then time: which kernels, how
-# many, who waits. Results last: they need a reference, such as the same batches at once.
+# many, who waits. Last the results: they need a reference, such as the same batches at once.
 #
 # </details>
 # <details><summary>Hint 2: where</summary>
 #
-# Memory: one in `attend`, one in `mlp`, one in `train`, one at `evaluate`. Speed: `make_loader`,
+# Memory: one in `attend`, one in `mlp`, one in `train`, one in `evaluate`. Speed: `make_loader`,
 # `make_optimizer`, `loss_of`, `train`. Results: two in `train`, one in `evaluate`, one in `save` and `load`.
 #
 # </details>
 # <details><summary>Hint 3: what the lessons call it</summary>
 #
-# Scores that are written out (06), an operation that autocast runs in float32 (07), a graph that is held (05), no
+# Attention scores that are materialised (06), an operation that autocast runs in float32 (07), a graph that is kept (05), no
 # gradient needed (05); pageable memory (03), kernels tensor by tensor (06), a format without tensor cores (07), a
 # hidden wait (03); clip and unscale (07), the last window (08), a mean of means (08), state that a run depends on (14).
 #
@@ -218,9 +218,9 @@ gpulab.check.capstone("train.py")
 # 45 minutes · difficulty ●●●
 #
 # Put your name into the cell below and run it. It writes `mine.py`, with twelve faults drawn for this name from a pool
-# of thirty-six, and puts a cell with the script below itself. Another name, other faults; the same name, the same ones.
-# (In a front end that adds no cell, open the file.) Every script of the pool leads to the same program when it is
-# repaired. A copy of your first one would pass, and would teach you nothing: measure.
+# of thirty-six, and adds a cell with the script below itself. Another name gives other faults, the same name the same ones.
+# (If your front end adds no cell, open the file.) Every script of the pool becomes the same program when it is
+# repaired. A copy of your first one would pass, but would teach you nothing: measure.
 
 # %% draw tags=["host-dependent"]
 mine = gpulab.capstone.draw("Ada Lovelace", "mine.py")
@@ -229,9 +229,9 @@ job(mine)
 # %% repaired tags=["solution"]
 def repaired():
     """The drawn script, `mine`, when its file has your repairs."""
-    # TODO: repair the script in its cell and run that; then this function is one line, return mine
+    # TODO: repair the script in its cell and run the cell; then this function is one line, return mine
     ### BEGIN SOLUTION
-    shutil.copy("train.py", mine)  # repaired, it is the same program, whichever the twelve were
+    shutil.copy("train.py", mine)  # repaired, it is the same program, whatever its twelve faults were
     return mine
     ### END SOLUTION
 
@@ -242,8 +242,8 @@ gpulab.check.capstone_drawn(repaired)
 # ## Done?
 #
 # The cell below shows what is recorded. `gpulab.certificate("your name", "certificate.html")` makes a page of it, with
-# the faults that you have repaired and the days. It is a record of your own, signed by nobody; print it if you like.
-# The course ends here: [the map](../notebooks/00_start_here.ipynb) says what you have left out.
+# the faults that you have repaired and the days. It is your own record, not signed by anyone; print it if you like.
+# The course ends here: [the map](../notebooks/00_start_here.ipynb) shows what you have left out.
 
 # %% progress tags=["host-dependent"]
 gpulab.progress()

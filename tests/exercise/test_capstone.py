@@ -246,7 +246,7 @@ def progress(tmp_path, monkeypatch):
 def test_each_repair_is_recorded_and_told_with_its_evidence(tmp_path, progress, capsys):
     file = tmp_path / "train.py"
     file.write_text(with_faults(set(FIRST) - {"printed_loss", "mean_of_means"}), encoding="utf-8")
-    with pytest.raises(gpulab.CheckFailed, match="2 of 12 faults are repaired; one of memory shows as before"):
+    with pytest.raises(gpulab.CheckFailed, match="2 of 12 faults are repaired; one of memory shows no change"):
         gpulab.check.capstone(file)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[2] for line in lines if line.startswith("✔")] == ["waits", "mean"]
@@ -271,12 +271,12 @@ def test_a_script_as_it_was_found_is_not_attempted(tmp_path, progress):
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [(3, "this is no file"), ("nowhere.py", "there is no such file"), (None, "this is no file")],
+    [(3, "this is not a file"), ("nowhere.py", "there is no such file"), (None, "this is not a file")],
 )
 def test_what_is_no_script_is_named(answer, message, progress):
     with pytest.raises(gpulab.CheckFailed, match=message):
         gpulab.check.capstone(answer)
-    with pytest.raises(gpulab.CheckFailed, match="this is no script that was drawn"):
+    with pytest.raises(gpulab.CheckFailed, match="this is not a drawn script"):
         gpulab.check.capstone_drawn(answer)
 
 
@@ -298,7 +298,7 @@ def test_a_script_may_be_written_as_python_and_torch_allow(tmp_path):
 def test_a_file_that_python_cannot_read_is_told_so(tmp_path, progress):
     file = tmp_path / "train.py"
     file.write_bytes(f"# für alle\n{sound()}".encode("latin-1"))
-    with pytest.raises(gpulab.CheckFailed, match="this file is no text that Python reads"):
+    with pytest.raises(gpulab.CheckFailed, match="Python cannot read this file as text"):
         gpulab.check.capstone(file)
 
 

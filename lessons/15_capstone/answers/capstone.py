@@ -57,8 +57,8 @@ for repair in WRONG:
     if repair.place not in PLACES or repair.name == "never_clears":  # which an overflow shows first
         continue
     if repair.name in AS_FOUND:
-        summary = f"11 of 12 faults are repaired; one of {AS_FOUND[repair.name]} shows as before"
-        wrong(repair.name, repair.text, summary, "does not change by that")
+        summary = f"11 of 12 faults are repaired; one of {AS_FOUND[repair.name]} shows no change"
+        wrong(repair.name, repair.text, summary, "does not affect what is measured")
     else:
         wrong(repair.name, repair.text, repair.means)
 
@@ -71,17 +71,17 @@ wrong(
             "        optimizer.zero_grad()\n        torch.cuda.empty_cache()\n    return",
         ),
     ),
-    "memory is given back to the driver, and taken again",
+    "memory is returned to the driver and allocated again",
     "empty_cache frees nothing that is in use",
 )
 MAKES = "optimizer, scaler = make_optimizer(model), torch"
 for name, old, new, summary, likely in (
     ("takes_sgd", MAKES, "optimizer, scaler = torch.optim.SGD(model.parameters(), lr=3e-4), torch",
-     "main() trains with another optimizer than make_optimizer() makes", "AdamW at 3e-4"),
+     "main() does not train with make_optimizer()'s optimizer", "AdamW at 3e-4"),
     ("one_epoch", "for epoch in range(epochs)", "for epoch in range(1)",
      "main() does not return its losses by epoch", "of each epoch"),
     ("half_the_updates", "accumulate)\n        losses", "2 * accumulate)\n        losses",
-     "main() makes another number of updates than it is asked for", "each of them one window"),
+     "main() does not make the number of updates asked for", "each of them one window"),
     ("another_warm_up", "(done + 1) / 4", "(done + 1) / 400", "main() ends with another learning rate", "four updates"),
     ("twice_as_deep", "GPT(words, width, depth,", "GPT(words, width, 2 * depth,",
      "main() trains a model of another size, or with other names", "are arguments"),

@@ -26,7 +26,7 @@ def drawn(name, text):
 for right in ("sound", "in_other_words"):
     BANK.right(drawn(right, RIGHT[right]))
 for repair in WRONG:
-    if repair.fault == "same_order":  # it is drawn for this name, so this repair shows as before
+    if repair.fault == "same_order":  # it is drawn for this name, so this repair shows no change
         continue
     if repair.place in ("dealing", "vocabulary", "parameters", "modes"):
         BANK.mistakes((repair.means, "", drawn(repair.name, repair.text)))

@@ -41,9 +41,9 @@ CAST = "a float32 copy of the MLP's hidden layer is kept for backward"
 STAYS = "the graph of every batch stays alive"
 EVALUATED = "the graph of every batch of the evaluation stays alive"
 WAITS = "the host waits for the GPU at each batch"
-PAGEABLE = "batches come in pageable memory"
+PAGEABLE = "batches are in pageable memory"
 SCALED = "the gradient is clipped while it is still scaled"
-BY_TENSOR = "the optimizer launches kernels for one tensor after another"
+BY_TENSOR = "the optimizer launches kernels tensor by tensor"
 CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
 SUMS = "        total, right, words = total + loss, right + hits, words + targets.numel()\n"
 STEP = "        scaler.step(optimizer)\n"
@@ -55,7 +55,7 @@ MOVES = 'yield tokens.to("cuda", non_blocking=True), targets.to("cuda", non_bloc
 
 WRONG = (
     Repair("masks_in_place", "attention", GROWS, ((".masked_fill(", ".masked_fill_("),), "scores_kept"),
-    Repair("forgets_the_mask", "attention", "a word sees those that come after it", ((", is_causal=True", ""),)),
+    Repair("forgets_the_mask", "attention", "a word sees the words after it", ((", is_causal=True", ""),)),
     Repair(
         "forgets_the_scale",
         "attention",
@@ -74,19 +74,19 @@ WRONG = (
     Repair(
         "makes_the_hidden_layer_twice",
         "activation",
-        "a block keeps more than the hidden layer of its MLP and the square of it",
+        "a block keeps more than the hidden layer of its MLP and its square",
         (("hidden * hidden", "hidden * F.relu(self.up(x))"),),
     ),
     Repair(
         "all_in_one_piece",
         "recomputation",
-        "backward computes all blocks again, and what it saves is not needed",
+        "backward recomputes all blocks, but the step fits without",
         ((EACH, f"        x = {RECOMPUTED}(nn.Sequential(*self.blocks), x, use_reentrant=False)\n"),),
     ),
     Repair(
         "every_second_block",
         "recomputation",
-        "backward still computes a part of the blocks again",
+        "backward still recomputes some of the blocks",
         ((EACH, f"{COUNTED} if i % 2 else {RECOMPUTED}(block, x, use_reentrant=False)\n"),),
     ),
     Repair(
@@ -135,7 +135,7 @@ WRONG = (
     Repair(
         "empties_before_the_retry",
         "search",
-        "an attempt begins while the one before still has its memory",
+        "an attempt begins while the previous one still holds its memory",
         (
             (
                 "            return largest_batch(",
@@ -147,7 +147,7 @@ WRONG = (
     Repair(
         "tries_a_batch_of_nothing",
         "search",
-        "where no batch fits, the search does not end at 1",
+        "if no batch fits, the search does not end at 1",
         (
             (
                 "        except torch.OutOfMemoryError:\n            if batch == 1:\n                raise\n",
@@ -155,18 +155,18 @@ WRONG = (
             ),
         ),
     ),
-    Repair("catches_all", "search", "other errors than a lack of memory are swallowed", (), "any_error"),
+    Repair("catches_all", "search", "errors other than out of memory are swallowed", (), "any_error"),
     Repair("rounds_down", "vocabulary", "words are missing", (("WORDS = 50304", "WORDS = 50176"),)),
     Repair(
         "a_multiple_of_four",
         "vocabulary",
-        "the rows of the largest product begin at odd addresses",
+        "the rows of the largest product are not aligned",
         (("WORDS = 50304", "WORDS = 50260"),),
     ),
     Repair(
         "head_in_float32",
         "vocabulary",
-        "the largest product is slower than one of 16-bit numbers",
+        "the largest product is slower than in 16 bits",
         (
             (
                 "        return self.head(self.norm(x))",
@@ -174,7 +174,7 @@ WRONG = (
             ),
         ),
     ),
-    Repair("a_power_of_two", "vocabulary", "most of the padding is for nothing", (("WORDS = 50304", "WORDS = 65536"),)),
+    Repair("a_power_of_two", "vocabulary", "most of the padding is useless", (("WORDS = 50304", "WORDS = 65536"),)),
     Repair("full_precision", "precision", "products of a training step run in float32", (), "float32"),
     Repair(
         "makes_the_model_half",
@@ -185,7 +185,7 @@ WRONG = (
     Repair(
         "adds_up_in_half",
         "precision",
-        "the loss is added up in 16 bits",
+        "the loss is summed in 16 bits",
         (("        loss = F.cross_entropy(scores", "    loss = F.cross_entropy(scores"),),
     ),
     Repair(
@@ -244,14 +244,14 @@ WRONG = (
     Repair(
         "leaves_dropout_out",
         "forward",
-        "training has no dropout any more",
+        "training no longer has dropout",
         (("nn.Dropout(0.1)", "nn.Identity()"),),
     ),
     Repair("asks_for_what_is_not_pinned", "copies", PAGEABLE, (), "pageable"),
     Repair(
         "pins_in_the_loop",
         "copies",
-        "batches are pinned one by one in front of the copy",
+        "each batch is pinned just before its copy",
         ((MOVES, MOVES.replace(".to(", ".pin_memory().to(")),),
         "pageable",
     ),
@@ -264,7 +264,7 @@ WRONG = (
     Repair(
         "empties_now_and_then",
         "cache",
-        "memory is given back to the driver, and taken again",
+        "memory is returned to the driver and allocated again",
         (
             (
                 "        optimizer.zero_grad()\n    return",
@@ -275,10 +275,10 @@ WRONG = (
     Repair(
         "waits_before_the_clock",
         "clock",
-        "the clock is stopped before the GPU is done",
+        "the clock stops before the GPU is done",
         (("        step()\n    torch.cuda.synchronize()\n    return 10", "        step()\n    return 10"),),
     ),
-    Repair("counts_one_step", "clock", "the speed is another one", (("return 10 * words", "return words"),)),
+    Repair("counts_one_step", "clock", "the speed is wrong", (("return 10 * words", "return words"),)),
     Repair("clips_after_the_step", "clipping", "the gradient is not clipped", ((CLIP, ""), (STEP, STEP + CLIP))),
     Repair("forgets_to_unscale", "clipping", SCALED, ((UNSCALE, ""),)),
     Repair(
@@ -290,13 +290,13 @@ WRONG = (
     Repair(
         "clips_to_a_half",
         "clipping",
-        "the gradient is clipped to another length",
+        "the gradient is clipped to another norm",
         (("model.parameters(), 1.0", "model.parameters(), 0.5"),),
     ),
     Repair(
         "makes_all_of_length_one",
         "clipping",
-        "short gradients are changed too",
+        "small gradients are changed too",
         (
             (
                 CLIP,
@@ -315,7 +315,7 @@ WRONG = (
     Repair(
         "never_counts",
         "overflow",
-        "the schedule does not count the updates that took place",
+        "the schedule does not count the updates that were made",
         (("            schedule.step()\n", "            pass\n"),),
     ),
     Repair(
@@ -324,18 +324,18 @@ WRONG = (
     Repair("drops_the_last", "window", "the last window, which is not full, makes no update", (), "last_dropped"),
     Repair("adds_up", "window", "the gradients of a window are added up, not averaged", (), "not_divided"),
     Repair(
-        "divides_by_a_full_one", "window", "the last window is divided by what a full one has", (), "last_as_if_full"
+        "divides_by_a_full_one", "window", "the last window is divided by the size of a full one", (), "last_as_if_full"
     ),
     Repair(
         "clears_at_each_batch",
         "window",
-        "an update has not the gradient of its window",
+        "an update does not have the gradient of its window",
         (("            loss, _ = loss_of(", "            optimizer.zero_grad()\n            loss, _ = loss_of("),),
     ),
     Repair(
         "never_clears",
         "window",
-        "an update has gradients of the one before",
+        "an update has gradients of the previous one",
         (("        optimizer.zero_grad()\n", ""),),
     ),
     Repair(
@@ -375,7 +375,7 @@ WRONG = (
         ((SUMS, SUMS.replace("right + hits", "right + hits / targets.numel()")),),
     ),
     Repair("evaluates_with_dropout", "modes", "the evaluation runs in training mode", (), "dropout_in_evaluation"),
-    Repair("trains_without_dropout", "modes", "training goes on in evaluation mode", (), "no_dropout_in_training"),
+    Repair("trains_without_dropout", "modes", "training continues in evaluation mode", (), "no_dropout_in_training"),
     Repair(
         "only_blocks",
         "parameters",
@@ -385,19 +385,19 @@ WRONG = (
     Repair(
         "decays_all",
         "parameters",
-        "the update is another one",
+        "the update is wrong",
         (('vectors, "weight_decay": 0.0', 'vectors, "weight_decay": 0.1'),),
     ),
     Repair(
         "knows_its_own_rate",
         "parameters",
-        "the optimizer has another rate than the one that was asked for",
+        "the optimizer does not have the learning rate asked for",
         (("lr=rate", "lr=3e-4"),),
     ),
     Repair(
         "asks_for_the_words_themselves",
         "dealing",
-        "a sample is not a stretch of the text with the words that come next",
+        "a sample is not a piece of the text with the next words as targets",
         (("return piece[:-1], piece[1:]", "return piece[:-1], piece[:-1]"),),
     ),
     Repair(
@@ -405,7 +405,7 @@ WRONG = (
     ),
     Repair("drops_for_both", "dealing", "the evaluation leaves out the last samples", (), "last_samples_dropped"),
     Repair("shuffles_nothing", "dealing", "training has the same order in every epoch", (), "same_order"),
-    Repair("forgets_the_scaler", "resuming", "not gone on with after load(): scaler", (), "scaler_forgotten"),
+    Repair("forgets_the_scaler", "resuming", "not restored by load(): scaler", (), "scaler_forgotten"),
     Repair(
         "breaks_main",
         "resuming",
@@ -422,7 +422,7 @@ WRONG = (
     Repair(
         "saves_all_and_loads_the_weights",
         "resuming",
-        "not gone on with after load(): optimizer, scaler, schedule",
+        "not restored by load(): optimizer, scaler, schedule",
         (
             (
                 '    held = {"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}\n'

@@ -45,7 +45,7 @@ def capstone_drawn(student: Any, trial: Trial) -> None:
     student = _returned(student, trial)
     if not isinstance(student, Drawn):
         trial.fail(
-            "this is no script that was drawn",
+            "this is not a drawn script",
             expected='what gpulab.capstone.draw("your name", "mine.py") returns',
             got=brief(student),
         )
@@ -81,17 +81,17 @@ def judge(student: Any, trial: Trial, faults: tuple[str, ...]) -> None:
     for row in rows:
         if row.state == "as found":
             trial.fail(
-                f"{len(repaired)} of {len(wanted)} faults are repaired; one of {row.place.kind} shows as before",
-                expected=f"another reading of {row.place.instrument}",
+                f"{len(repaired)} of {len(wanted)} faults are repaired; one of {row.place.kind} shows no change",
+                expected=f"a different result from {row.place.instrument}",
                 got="the same as in the script as it was found",
-                likely="if you have changed something for it: what is measured does not change by that",
+                likely="what you changed for it does not affect what is measured",
                 read="",
             )
     run = of_the_run(text, path, trial, seed)
     trial.expect(
         run.right,
         run.means,
-        expected="a whole run, of main(), like that of the script without a fault",
+        expected="a whole run of main(), like that of the script without faults",
         got=run.measured,
         likely=run.likely,
         also=f"{len(repaired)} of {len(wanted)} faults are repaired",
@@ -115,7 +115,7 @@ def _returned(student: Any, trial: Trial) -> Any:
 def _read(student: Any, trial: Trial) -> tuple[str, str]:
     student = _returned(student, trial)
     if not isinstance(student, str | os.PathLike):
-        trial.fail("this is no file", expected='the path of the script, such as "train.py"', got=brief(student))
+        trial.fail("this is not a file", expected='the path of the script, such as "train.py"', got=brief(student))
     path = Path(os.fspath(student))
     if not path.is_file():
         trial.fail(
@@ -130,10 +130,10 @@ def _read(student: Any, trial: Trial) -> tuple[str, str]:
             return file.read(), str(path)
     except (UnicodeDecodeError, SyntaxError) as error:
         trial.fail(
-            "this file is no text that Python reads",
+            "Python cannot read this file as text",
             expected="UTF-8, or a first line that names another encoding",
             got=f"{type(error).__name__}: {text_of(error, 100)}",
-            likely="an editor has saved it in another encoding, with a letter beyond ASCII in it",
+            likely="an editor saved it in another encoding, and it has a letter beyond ASCII",
         )
 
 

@@ -46,12 +46,12 @@ def attention(script: ModuleType) -> Finding:
         attends = not hasattr(theirs, "attend") or torch.allclose(theirs.attend(x), ours.attend(x), atol=1e-3)
     return found(
         f"a block keeps {growth:.1f} times as much for twice the length",
-        (looks_ahead, "a word sees those that come after it", "the causal mask is gone: is_causal=True"),
+        (looks_ahead, "a word sees the words after it", "the causal mask is missing: is_causal=True"),
         (not attends, "attention has another result", "scores are divided by √(width / heads)"),
         (not torch.allclose(out, wanted, atol=1e-3), "a block has another result",
-         "its input is added to what attention gives, and that to what the MLP gives: ReLU, then its square"),
+         "the input is added to attention's output, and the sum to the MLP's output: ReLU, then its square"),
         (growth > 2.4, "what attention keeps grows with the square of the length",
-         "a matrix of scores is in memory for backward"),
+         "a matrix of scores is kept for backward"),
     )  # fmt: skip
 
 
@@ -76,10 +76,10 @@ def activation(script: ModuleType) -> Finding:
                 del out
             kept.append(nbytes / x.numel())
     return found(
-        f"a block keeps {kept[1]:.0f} bytes for each number that it is given",
+        f"a block keeps {kept[1]:.0f} bytes for each input number",
         (casts and kept[1] > kept[0] + 4, "a float32 copy of the MLP's hidden layer is kept for backward",
-         "autocast runs pow in float32, which ** and square() call too, and casts what they are given"),
-        (kept[1] > kept[0] + 4, "a block keeps more than the hidden layer of its MLP and the square of it",
+         "autocast runs pow in float32, which ** and square() call too, and casts its input"),
+        (kept[1] > kept[0] + 4, "a block keeps more than the hidden layer of its MLP and its square",
          "each operation keeps what its own backward needs"),
     )  # fmt: skip
 
@@ -95,11 +95,11 @@ def recomputation(script: ModuleType) -> Finding:
         flops = [sum(span.flops for span in trace.spans) for trace in (forward, backward)]
     again = flops[1] / flops[0] - 2  # each product of a layer has two in its backward
     return found(
-        f"backward computes {abs(again):.0%} of the forward pass again",
-        (again > 0.75, "backward computes all blocks again, and what it saves is not needed",
-         "recomputation is for a step that does not fit: see what it takes without"),
-        (again > 0.02, "backward still computes a part of the blocks again",
-         "what it saves is not needed: the step fits without"),
+        f"backward recomputes {abs(again):.0%} of the forward pass",
+        (again > 0.75, "backward recomputes all blocks, but the step fits without",
+         "recomputation is for a step that does not fit: measure the peak without it"),
+        (again > 0.02, "backward still recomputes some of the blocks",
+         "the step fits without recomputation"),
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def log(script: ModuleType) -> Finding:
         (growth >= 2**12, "each forward pass leaves activations on the GPU",
          "a tensor with its graph, or a large one, is in a list"),
         (growth > 0, "each forward pass leaves a small tensor on the GPU",
-         "detached, it is still a block of 512 bytes, in a list that nobody empties"),
+         "even detached it is a block of 512 bytes, in a list that is never emptied"),
     )  # fmt: skip
 
 
@@ -136,13 +136,13 @@ def vocabulary(script: ModuleType) -> Finding:
             _, wanted = products(lambda: torch.nn.functional.linear(x, w))
     share = reached / wanted
     return found(
-        f"the product with {words:,} words reaches {share:.0%} of what a multiple of 64 does",
-        (words < 50257, "words are missing", "GPT-2 has 50,257: the number is to be rounded up"),
-        (words > 52000, "most of the padding is for nothing", "the next multiple of 64 is enough"),
-        (share < 0.95 and words % 8, "the rows of the largest product begin at odd addresses",
-         "tensor cores want rows of a multiple of 16 bytes, 8 numbers"),
-        (share < 0.95, "the largest product is slower than one of 16-bit numbers",
-         "its rows are as they should be: look at the types of what it multiplies"),
+        f"the product with {words:,} words reaches {share:.0%} of the speed with a multiple of 64",
+        (words < 50257, "words are missing", "GPT-2 has 50,257: round the number up"),
+        (words > 52000, "most of the padding is useless", "the next multiple of 64 is enough"),
+        (share < 0.95 and words % 8, "the rows of the largest product are not aligned",
+         "tensor cores need rows of a multiple of 16 bytes, 8 numbers"),
+        (share < 0.95, "the largest product is slower than in 16 bits",
+         "its rows are aligned: look at the types of its inputs"),
     )  # fmt: skip
 
 
@@ -156,17 +156,17 @@ def forward(script: ModuleType) -> Finding:
     return found(
         f"{len(seen)} waits in a forward pass",
         (seen, "the forward pass waits for the GPU",
-         "a tensor that is made on the host is copied, or a value is asked for"),
+         "it copies a tensor made on the host, or reads a value"),
         (other == "scores", "the model gives other scores",
-         "words and places, every block, the last norm, then the head"),
+         "add words and places, then every block, the last norm and the head"),
         (other == "gradients", "the scores lead to other gradients",
-         "every parameter has a part in them: no detach, no no_grad"),
-        (other == "dropout", "training has no dropout any more", "a tenth of what a block adds is left out"),
+         "every parameter contributes to the scores: no detach, no no_grad"),
+        (other == "dropout", "training no longer has dropout", "dropout leaves out a tenth of what a block adds"),
     )  # fmt: skip
 
 
 def _other_than_the_sound_one(script: ModuleType, tokens: torch.Tensor) -> str:
-    """What of the model is not as in the sound script, with the same weights; "" where all is."""
+    """What differs in the model from the sound script, with the same weights; "" if nothing does."""
     theirs, ours = (module.GPT(WORDS, 32, 2, 2, 16).cuda().eval() for module in (script, sound_module()))
     wanted = dict(ours.named_parameters())
     if wanted.keys() != dict(theirs.named_parameters()).keys():  # there is nothing to compare with

@@ -29,13 +29,13 @@ def graph(script: ModuleType) -> Finding:
     return found(
         f"{mib(growth)} more on the GPU with each batch",
         (growth > 2**17, "the graph of every batch of the evaluation stays alive",
-         "without backward nothing frees it: no_grad or inference_mode"),
+         "without backward nothing frees it: use no_grad or inference_mode"),
         (growth > 1024, "something of every batch of the evaluation stays on the GPU", "scores in a list"),
         (any(graphs), "a graph is built for each batch of the evaluation",
-         "detach and eval come too late: what is not needed is not to be recorded"),
+         "detach comes too late: no_grad or inference_mode records no graph"),
         (not all(p.requires_grad for p in toy.parameters()),
          "after the evaluation parameters no longer require gradients",
-         "what is switched off is to be switched on again"),
+         "switch on again what you switched off"),
     )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def mean(script: ModuleType) -> Finding:
     got = script.evaluate(toy, iter(batches))
     if not isinstance(got, tuple | list) or len(got) != 2:
         return found(
-            "no pair came back",
+            "evaluate returned no pair",
             (True, "evaluate does not return a pair", "the mean loss, and the share of words guessed"),
         )
     loss, share = (float(value) for value in got)
@@ -64,9 +64,9 @@ def mean(script: ModuleType) -> Finding:
         (near(loss, means), "the evaluation gives the mean of the batches' means",
          "a batch of one row counts as much as one of seven"),
         (not near(loss, wanted), "the evaluation gives another loss than the mean over all words",
-         "a sum of losses, divided by a number of words"),
+         "divide the sum of losses by the number of words"),
         (not near(share, right), "the share of guessed words is not that over all words",
-         "a sum of hits, divided by a number of words"),
+         "divide the sum of hits by the number of words"),
     )  # fmt: skip
 
 
@@ -87,12 +87,12 @@ def copies(script: ModuleType) -> Finding:
                     "other batches", (True, "on_gpu does not give the loader's batches on the GPU", "both parts")
                 )
     return found(
-        f"batches {'pinned' if pinned else 'pageable'}; waits for each on its way: {counts[1] / len(given):.0f}",
+        f"batches {'pinned' if pinned else 'pageable'}; waits for each copy: {counts[1] / len(given):.0f}",
         (counts[0] > 0, "the host waits until a batch is copied", "non_blocking=True for both tensors"),
-        (not pinned and counts[1] <= 0, "batches are pinned one by one in front of the copy",
-         "page-locking takes longer than it saves: the loader has a thread for that"),
-        (not pinned, "batches come in pageable memory",
-         "from there the driver copies them twice, and the host waits whatever is asked for"),
+        (not pinned and counts[1] <= 0, "each batch is pinned just before its copy",
+         "pinning there takes longer than it saves: the loader has a thread for it"),
+        (not pinned, "batches are in pageable memory",
+         "the driver copies them twice, and the host waits even with non_blocking=True"),
     )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def dealing(script: ModuleType) -> Finding:
     return found(
         f"evaluation: {count} of 50 samples; training: {'shuffled' if flat != sorted(flat) else 'in the text’s order'}",
         (count < 50, "the evaluation leaves out the last samples",
-         "a short batch is dropped: right for training only"),
+         "a short batch is dropped, which is right for training only"),
         (sorted(index for batch in held_out for index in batch) != list(range(50)), "the evaluation has samples twice",
          "each once"),
         (flat == sorted(flat) or first == second, "training has the same order in every epoch",
@@ -119,8 +119,8 @@ def dealing(script: ModuleType) -> Finding:
         (any(len(batch) != 8 for batch in first), "training has a batch that is not full", "drop_last for training"),
         (len(set(flat)) != len(flat), "training has samples twice in an epoch", "each at most once"),
         (tokens.tolist() != [12, 13, 14, 15] or targets.tolist() != [13, 14, 15, 16],
-         "a sample is not a stretch of the text with the words that come next",
-         "the targets are the same row, one word further"),
+         "a sample is not a piece of the text with the next words as targets",
+         "the targets are the same row, shifted by one word"),
     )  # fmt: skip
 
 
@@ -157,11 +157,11 @@ def resuming(script: ModuleType) -> Finding:
     lost = [name for name, a, b in zip(names, old, new, strict=True) if not _same(a.state_dict(), b.state_dict())]
     weights = sum(p.nbytes for p in model.parameters())
     return found(
-        f"not as it was saved: {', '.join(lost) or 'nothing'}; {mib(over)} on the GPU for the time of loading",
-        (lost, f"not gone on with after load(): {', '.join(lost)}", "their state is part of the training"),
+        f"not as it was saved: {', '.join(lost) or 'nothing'}; {mib(over)} on the GPU during loading",
+        (lost, f"not restored by load(): {', '.join(lost)}", "their state is part of the training"),
         (over > weights / 2, "loading puts a second copy on the GPU",
-         "what was saved from the GPU comes back there: map_location=\"cpu\""),
-        (not kept, "main() ends without save()", "a run keeps what it has trained"),
+         "tensors saved from the GPU are loaded there: map_location=\"cpu\""),
+        (not kept, "main() ends without save()", "a run must save what it has trained"),
     )  # fmt: skip
 
 
@@ -222,12 +222,12 @@ def search(script: ModuleType) -> Finding:
         through, ends = passes_on(), gives_up()
     return found(
         f"32, 16, … GiB tried on a T4: {batch} fits; an attempt began with {mib(most)} taken",
-        (most > 0, "an attempt begins while the one before still has its memory",
-         "within the except block the exception lives, and with it all that its traceback holds"),
-        (batch != 8, "the search ends with another batch than the first that fits", "half of it until it fits"),
-        (not through, "other errors than a lack of memory are swallowed", "catch torch.OutOfMemoryError alone"),
-        (not ends, "where no batch fits, the search does not end at 1",
-         "4, 2, 1, and then the error itself: a batch of 0 always fits"),
+        (most > 0, "an attempt begins while the previous one still holds its memory",
+         "inside the except block the exception is alive, and so is all that its traceback holds"),
+        (batch != 8, "the search does not end with the first batch that fits", "halve it until it fits"),
+        (not through, "errors other than out of memory are swallowed", "catch torch.OutOfMemoryError alone"),
+        (not ends, "if no batch fits, the search does not end at 1",
+         "try 4, 2, 1, then raise the error: a batch of 0 always fits"),
     )  # fmt: skip
 
 
@@ -243,11 +243,11 @@ def speed(script: ModuleType) -> Finding:
     got = float(script.words_per_second(step, 1000))
     wrong = got / 10_000
     return found(
-        f"{got:,.0f} words a second of a step that does 10,000",
-        (wrong > 1.5, "the clock is stopped before the GPU is done",
+        f"{got:,.0f} words a second for a step that does 10,000",
+        (wrong > 1.5, "the clock stops before the GPU is done",
          "a launch returns at once: synchronize before each reading"),
         (wrong < 0.97 and calls <= 10, "the first step counts too",
-         "the first calls load and choose kernels: a few go before, untimed"),
-        (abs(wrong - 1) > 0.03, "the speed is another one",
-         "all words that were trained between two readings, by their distance"),
+         "the first calls load and choose kernels: run a few before the timing"),
+        (abs(wrong - 1) > 0.03, "the speed is wrong",
+         "divide the words trained between two readings by the time between them"),
     )  # fmt: skip

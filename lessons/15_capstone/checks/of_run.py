@@ -41,18 +41,18 @@ def run(script: ModuleType) -> Finding:
         (not numbers, "main() does not return its losses by epoch", "(trained, held out, share guessed) of each epoch"),
         (
             not isinstance(optimizer, torch.optim.AdamW) or sorted(groups) != sorted(_groups(wanted)),
-            "main() trains with another optimizer than make_optimizer() makes",
+            "main() does not train with make_optimizer()'s optimizer",
             "AdamW at 3e-4, and no decay for norms and biases",
         ),
         (
             steps != {EPOCHS * SIZES["updates"]} or schedule.last_epoch != EPOCHS * SIZES["updates"],
-            "main() makes another number of updates than it is asked for",
-            "updates in each epoch, each of them one window",
+            "main() does not make the number of updates asked for",
+            "make `updates` in each epoch, each of them one window",
         ),
         (
             [group["lr"] for group in optimizer.param_groups] != [group["lr"] for group in wanted[1][1].param_groups],
             "main() ends with another learning rate",
-            "it rises over four updates, once for each that took place",
+            "it rises over four updates, one step for each that was made",
         ),
         (
             {name: value.shape for name, value in kept[0].state_dict().items()}
@@ -60,11 +60,11 @@ def run(script: ModuleType) -> Finding:
             "main() trains a model of another size, or with other names",
             "width, depth, length and words are arguments; a head for each 64 numbers of width",
         ),
-        (losses != again[0], "main() gives other losses each time", "torch.manual_seed(0) at its beginning"),
+        (losses != again[0], "main() gives other losses each time", "call torch.manual_seed(0) at its beginning"),
         (
             far,
             "main() returns other losses",
-            "of training and of the part that is held out, and the share of words guessed",
+            "return those of training and of the part that is held out, and the share of words guessed",
         ),
     )
 

@@ -49,11 +49,11 @@ def precision(script: ModuleType) -> Finding:
         (halved, "the weights themselves have become 16-bit numbers",
          "autocast casts what a product reads; weights and updates stay float32"),
         (slow and torch.bfloat16 in modes, "products run in bfloat16, for which a T4 has no tensor cores",
-         "T4: float16, with a scaler"),
+         "use float16 with a scaler on a T4"),
         (trained < 0.9, "products of a training step run in float32", "autocast around the forward pass"),
         (slow, "products of the evaluation run in float32", "autocast in loss_of serves both"),
-        (loss is not torch.float32, "the loss is added up in 16 bits",
-         "the loss belongs into the autocast block: there it is computed in float32"),
+        (loss is not torch.float32, "the loss is summed in 16 bits",
+         "the loss belongs in the autocast block, which computes it in float32"),
     )  # fmt: skip
 
 
@@ -67,9 +67,9 @@ def waits_of(script: ModuleType) -> Finding:
     each = (counts[1] - counts[0]) / 6
     return found(
         f"waits for each batch: {each:.2g}",
-        (each >= 1, "the host waits for the GPU at each batch", "a value is read, or asked about, in the inner loop"),
+        (each >= 1, "the host waits for the GPU at each batch", "the inner loop reads a value, or compares one"),
         (each > 0.3, "the host waits for the GPU at every other batch",
-         "rarer is better: every hundredth, or after the pass"),
+         "read it less often: every hundredth batch, or after the pass"),
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def history(script: ModuleType) -> Finding:
     return found(
         f"{mib(growth)} more on the GPU with each batch",
         (growth > 2**17, "the graph of every batch stays alive",
-         "a sum or a list that hangs on the graph, and a graph that is kept after backward"),
+         "a sum or a list refers to the graph, or the graph is kept after backward"),
         (growth > 1024, "something of every batch stays on the GPU", "scores or rows in a list"),
     )  # fmt: skip
 
@@ -92,9 +92,9 @@ def cache(script: ModuleType) -> Finding:
     training.run(script, batches)
     freed = torch.cuda.memory_stats()["num_device_free"] - freed
     return found(
-        f"memory given back to the driver {freed} times in 4 updates",
-        (freed, "memory is given back to the driver, and taken again",
-         "empty_cache frees nothing that is in use; what it gives back has to be asked for again"),
+        f"memory returned to the driver {freed} times in 4 updates",
+        (freed, "memory is returned to the driver and allocated again",
+         "empty_cache frees nothing that is in use; what it returns must be allocated again"),
     )  # fmt: skip
 
 
@@ -114,16 +114,16 @@ def clipping(script: ModuleType) -> Finding:
     (long, true_long), (short, true_short) = norms
     near = 0.05
     return found(
-        f"a gradient of length {true_long:.3g} comes to the optimizer with {long:.3g}",
+        f"a gradient of norm {true_long:.3g} reaches the optimizer with norm {long:.3g}",
         (long < 0.01, "the gradient is clipped while it is still scaled",
-         "length 1 is divided by the scale afterwards"),
+         "its norm of 1 is divided by the scale afterwards"),
         (long > 1.5 * true_long, "the optimizer is given scaled gradients",
-         "unscale_ before the step, or scaler.step"),
+         "call unscale_ before the step, or scaler.step"),
         (abs(long - true_long) < near * true_long, "the gradient is not clipped",
-         "clipping belongs between unscale_ and the step"),
-        (abs(long - 1) > near, "the gradient is clipped to another length", "max_norm is 1.0"),
-        (abs(short - true_short) > near * true_short, "short gradients are changed too",
-         "clipping shortens, and does not lengthen"),
+         "clip between unscale_ and the step"),
+        (abs(long - 1) > near, "the gradient is clipped to another norm", "max_norm is 1.0"),
+        (abs(short - true_short) > near * true_short, "small gradients are changed too",
+         "clipping must not enlarge a gradient"),
     )  # fmt: skip
 
 
@@ -139,15 +139,15 @@ def overflow(script: ModuleType) -> Finding:
     return found(
         f"3 updates, the first overflows: weights {'finite' if finite else 'nan'}, schedule at {counted}",
         (not finite, "the optimizer steps with infinite gradients",
-         "scaler.step asks whether they are finite, optimizer.step does not"),
+         "scaler.step checks whether they are finite, optimizer.step does not"),
         (not torch.equal(weights[0], weights[1]), "the weights change in an update that overflows",
-         "scaler.step leaves them alone"),
-        (not moved, "the weights do not change any more after an overflow",
+         "scaler.step leaves them unchanged"),
+        (not moved, "the weights no longer change after an overflow",
          "only the update that overflows is skipped"),
-        (scale != 512, "the scale is not lowered by one overflow", "scaler.update(), once an update"),
+        (scale != 512, "the scale is not lowered by one overflow", "call scaler.update() once an update"),
         (counted > 2, "the schedule advances for an update that was skipped",
          "a skipped update lowers the scale: compare it before and after"),
-        (counted < 2, "the schedule does not count the updates that took place",
+        (counted < 2, "the schedule does not count the updates that were made",
          "one step of the schedule for each step of the optimizer"),
     )  # fmt: skip
 
@@ -180,24 +180,24 @@ def window(script: ModuleType) -> Finding:
         mean = F.cross_entropy(again.model(tokens).flatten(0, 1), targets.flatten()).item()
     numbers = isinstance(returned, int | float | torch.Tensor) and torch.as_tensor(returned).numel() == 1
     return found(
-        f"5 batches in windows of 2: {n} updates, of {told} times the right length",
-        (n < 3, "the last window, which is not full, makes no update", "two batches and two and one: three updates"),
-        (n > 3, "there is an update for each batch", "the optimizer steps when its window is complete"),
+        f"5 batches in windows of 2: {n} updates, with {told} times the right norm",
+        (n < 3, "the last window, which is not full, makes no update", "two, two and one batch: three updates"),
+        (n > 3, "there is an update for each batch", "the optimizer steps once per window"),
         (n == 3 and alike(0, 2.0), "the gradients of a window are added up, not averaged",
-         "each batch counts with its share of the window"),
-        (n == 3 and alike(0) and alike(1) and not alike(2), "the last window is divided by what a full one has",
-         "divide by what is in the window"),
-        (n == 3 and alike(0) and not alike(1), "an update has gradients of the one before",
-         "zero_grad once an update, after the step"),
-        (n == 3 and not alike(0), "an update has not the gradient of its window",
+         "weight each batch by its share of the window"),
+        (n == 3 and alike(0) and alike(1) and not alike(2), "the last window is divided by the size of a full one",
+         "divide by the size of this window"),
+        (n == 3 and alike(0) and not alike(1), "an update has gradients of the previous one",
+         "call zero_grad once an update, after the step"),
+        (n == 3 and not alike(0), "an update does not have the gradient of its window",
          "all batches of it, and nothing else"),
         (abs(summed[0] - summed[1]) > 0.05 * summed[1],
          "loss_of returns another number than the sum over the words of a batch",
-         "its docstring says sum, and is right: train and evaluate divide by the number of words"),
+         "its docstring says sum, which is right: train and evaluate divide by the number of words"),
         (not numbers, "train does not return a number", "the mean loss of a word"),
         (numbers and abs(float(returned) - mean) > 0.05 * mean,
          "train returns another number than the mean loss of a word",
-         "the sum of all losses, divided by the number of words in all batches"),
+         "divide the sum of all losses by the number of words in all batches"),
     )  # fmt: skip
 
 
@@ -215,8 +215,8 @@ def modes(script: ModuleType) -> Finding:
     return found(
         f"training mode in {sum(evaluated)} of 4 batches of evaluate(), {sum(seen)} of 4 of train()",
         (any(evaluated), "the evaluation runs in training mode", "dropout stays on: model.eval()"),
-        (not all(seen), "training goes on in evaluation mode",
-         "somebody has to call model.train() after an evaluation"),
+        (not all(seen), "training continues in evaluation mode",
+         "call model.train() after an evaluation"),
     )  # fmt: skip
 
 
@@ -232,8 +232,8 @@ def optimizer(script: ModuleType) -> Finding:
         each = (clock().kernels(0) - before) / sum(len(group["params"]) for group in made.param_groups)
     return found(
         f"{each:.1f} kernels for each tensor of a step",
-        (each > 1.5, "the optimizer launches kernels for one tensor after another",
-         "foreach takes many at once, fused does all of an update in one kernel"),
+        (each > 1.5, "the optimizer launches kernels tensor by tensor",
+         "foreach takes many tensors at once, fused does a whole update in one kernel"),
     )  # fmt: skip
 
 
@@ -255,6 +255,6 @@ def parameters(script: ModuleType) -> Finding:
     return found(
         f"{len(got) - len(still)} of {len(got)} parameters change in an update",
         (still, "some parameters never change", "each parameter belongs to a group of the optimizer"),
-        (other, "the update is another one", "AdamW, a decay of 0.1 for matrices and of 0 for norms and biases"),
-        (rates != {0.0123}, "the optimizer has another rate than the one that was asked for", "lr=rate"),
+        (other, "the update is wrong", "AdamW, a decay of 0.1 for matrices and of 0 for norms and biases"),
+        (rates != {0.0123}, "the optimizer does not have the learning rate asked for", "lr=rate"),
     )  # fmt: skip

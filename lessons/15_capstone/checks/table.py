@@ -42,7 +42,7 @@ class Row:
         if self.state == "repaired" and self.was is not None:
             return f"{self.was.measured} → {self.now.measured}"
         said = f"{self.now.means} ({self.now.measured})"
-        return f"was in order, and now {said}" if self.was is None else said
+        return f"was in order, but now {said}" if self.was is None else said
 
 
 def as_text(rows: Sequence[Row]) -> str:
@@ -65,5 +65,5 @@ def as_html(rows: Sequence[Row]) -> str:
 
 def _sum(rows: Sequence[Row]) -> str:
     faults = [row for row in rows if row.was is not None]
-    more = f"; in order before, and not now: {len(rows) - len(faults)}" if len(rows) > len(faults) else ""
+    more = f"; in order before, but not now: {len(rows) - len(faults)}" if len(rows) > len(faults) else ""
     return f"{sum(row.state == 'repaired' for row in faults)} of {len(faults)} faults are repaired{more}"
