@@ -253,7 +253,7 @@ IN_PART = {
         {"offloading": "**offload**", "several gpus": "more gpus"},
     ),
     "interview, the whole story": (
-        ("docs/interview.md", "take remedies by price:", "`empty_cache`"),
+        ("docs/interview.md", "try remedies from the cheapest on:", "`empty_cache`"),
         {"autocast": "16 bits"},
     ),
     "gpulab run": (
