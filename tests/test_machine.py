@@ -195,7 +195,7 @@ def test_under_torchrun_every_rank_of_this_machine_has_its_gpu(monkeypatch: pyte
 
 
 def test_setup_within_a_scope_is_refused(shown: Shown) -> None:
-    with VirtualGPU("L4"), pytest.raises(RuntimeError, match="end that first"):
+    with VirtualGPU("L4"), pytest.raises(RuntimeError, match="end the block first"):
         machine.setup("T4")
 
 

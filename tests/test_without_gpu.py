@@ -273,7 +273,7 @@ def test_a_gpu_cannot_end_while_it_is_out_of_sight():
 
 def test_one_that_outlasts_the_block_is_told(gpu, plain):
     with (
-        pytest.raises(RuntimeError, match=r"L4.* was started within a block without .*T4.* and outlasts it"),
+        pytest.raises(RuntimeError, match=r"L4.* was started within a block without .*T4.* and is still in force"),
         gpulab.without_gpu(),
     ):
         left = VirtualGPU("L4").start()

@@ -123,7 +123,7 @@ def _plan(options: argparse.Namespace) -> int:
     file, _, name = options.target.rpartition(":")
     path = Path(file)
     if not name.isidentifier() or not path.is_file():
-        print(f"target is {options.target!r}; it must be FILE.py:FUNCTION, of a file that is there", file=sys.stderr)
+        print(f"target is {options.target!r}; it must be FILE.py:FUNCTION, of an existing file", file=sys.stderr)
         return 2
     sys.path.insert(0, str(path.resolve().parent))
     build = runpy.run_path(file, run_name="planned").get(name)

@@ -34,7 +34,7 @@ def choose(gpu: str | None) -> tuple[Literal["auto", "real", "virtual"], str]:
         return "virtual", name
     raise ValueError(
         f"{where}={value!r} names no machine.{_did_you_mean(name.rpartition(':')[2])} Known: {', '.join(SPECS)} "
-        "(each also as virtual:NAME); 'auto' takes the real GPU if it works, 'real' insists on it."
+        "(each also as virtual:NAME); 'auto' takes the real GPU if it works, 'real' requires it."
     )
 
 

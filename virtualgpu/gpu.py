@@ -115,14 +115,14 @@ class VirtualGPU:
             for name, value in (("ranks", ranks), ("nodes", nodes), ("link", self.link), ("adapters", self.adapters)):
                 if value is not None:
                     raise ValueError(
-                        f"{name} is {value!r}, but gpu={gpu!r} is a machine and says it: name its GPU instead"
+                        f"{name} is {value!r}, but gpu={gpu!r} is a machine, which determines it: name its GPU instead"
                     )
             return world.machine_world(gpu, rank)
         if ranks is not None:
             adapters = self.adapters
             return world.imagined_world(self.spec.name, ranks, rank, link=self.link, nodes=nodes, adapters=adapters)
         if rank != 0 or nodes is not None:
-            raise ValueError(f"rank is {rank!r} and nodes {nodes!r} without ranks=, which says how many are imagined")
+            raise ValueError(f"rank is {rank!r} and nodes {nodes!r} without ranks=, the number of imagined ranks")
         return None
 
     def __repr__(self) -> str:
@@ -134,7 +134,7 @@ class VirtualGPU:
         with _disable_current_modes():  # the sanitizer's, say, which asks CUDA for its current stream
             ownership.prepare(above_autograd.include)
         if self.active:
-            raise RuntimeError(f"{self!r} is in force already")
+            raise RuntimeError(f"{self!r} is already in force")
         self.clock = Clock(self._count, self.rates, counts_host=self.counts_host)
         self.devices = [
             Device(i, self.spec, self.settings, self.clock.devices[i], compute=self.compute) for i in range(self._count)
@@ -163,7 +163,7 @@ class VirtualGPU:
     def stop(self) -> None:
         """Put everything back. Tensors that were on this GPU are on the host afterwards."""
         if self._suspensions:
-            raise RuntimeError(f"{self!r} cannot end within a block without it: end that first")
+            raise RuntimeError(f"{self!r} cannot end within a block without it: end that block first")
         inner, outer = in_force.current, in_force.current
         while outer is not None and outer is not self:
             outer = outer._outer
@@ -237,7 +237,9 @@ class VirtualGPU:
         """Come into force again."""
         left = in_force.current
         if left is not None:
-            raise RuntimeError(f"{left!r} was started within a block without {self!r} and outlasts it: end it there")
+            raise RuntimeError(
+                f"{left!r} was started within a block without {self!r} and is still in force: end it within the block"
+            )
         in_force.current = self
         self._resume()
 
@@ -267,8 +269,8 @@ class VirtualGPU:
     def warn_unknown(self) -> None:
         warn_once(
             self.warned,
-            "with compute=False the virtual GPU knows shapes, not values: a number that nobody knows is read as 1 "
-            "(many as nan), and taken for an ordinary, finite one where the program asks",
+            "with compute=False the virtual GPU knows only shapes, not values: an unknown number is read as 1 "
+            "(several as nan), and tests such as isnan treat it as an ordinary, finite number",
         )
 
 

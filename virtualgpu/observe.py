@@ -44,7 +44,7 @@ def observe(
     Raises RuntimeError where another block observes copies already.
     """
     if copies is not None and gpu.under_way is not None:
-        raise RuntimeError("copies is given, but another observer hears of the copies of this GPU already")
+        raise RuntimeError("copies is given, but this GPU already has an observer of copies")
     lists: list[tuple[list[Callable[..., object]], Callable[..., object] | None]] = [
         (gpu.clock.on_wait, wait),
         (gpu.clock.on_question, question),

@@ -26,7 +26,7 @@ class Fault:
         """Return the script with this fault. ValueError if a piece is not in it exactly once."""
         for old, new in self.edits:
             if script.count(old) != 1:
-                raise ValueError(f"{self.name}: the script has {script.count(old)} times, not once, {old!r}")
+                raise ValueError(f"{self.name}: the script has {old!r} {script.count(old)} times, not once")
             script = script.replace(old, new)
         return script
 
@@ -238,7 +238,9 @@ def with_faults(names: Iterable[str]) -> str:
             raise ValueError(f"there is no fault {name!r}; the faults are: {', '.join(known)}")
         place = known[name].place
         if place in taken:
-            raise ValueError(f"{name!r} and {taken[place]!r} are in one place, {place}: a script can have one of them")
+            raise ValueError(
+                f"{name!r} and {taken[place]!r} are in the same place, {place}: a script can have only one of them"
+            )
         taken[place] = name
         script = known[name].apply(script)
     return script

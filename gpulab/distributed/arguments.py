@@ -47,7 +47,7 @@ def checked_ranks(ranks: int) -> int:
     if isinstance(ranks, bool) or not hasattr(ranks, "__index__"):
         raise TypeError(f"ranks must be a whole number of processes, not {ranks!r} ({type(ranks).__name__})")
     if not 1 <= ranks <= MOST_RANKS:
-        raise ValueError(f"ranks must be from 1 to {MOST_RANKS} (each is a process of its own), not {ranks}")
+        raise ValueError(f"ranks must be from 1 to {MOST_RANKS} (each is a separate process), not {ranks}")
     return ranks.__index__()
 
 

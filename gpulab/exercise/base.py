@@ -146,19 +146,19 @@ class Trial:
                 "there is nothing to check: the object is None",
                 expected=wanted,
                 got="None",
-                likely="the function was called, and what it returned was passed on: pass the function itself",
+                likely="the function was called and its result was passed: pass the function itself",
             )
         if inspect.isclass(student):
             got = f"the class {student.__name__}"
-            self.fail("a class came where a function is wanted", expected=wanted, got=got)
+            self.fail("this is a class, not a function", expected=wanted, got=got)
         if not callable(student):
             self.fail("this cannot be called", expected=wanted, got=brief(student))
         if any(map(inspect.iscoroutinefunction, (student, type(student).__call__))):
             self.fail(
-                "this function does not run when it is called",
+                "calling this function does not run its body",
                 expected=wanted,
                 got="an async function",
-                likely="it needs no async: a call then returns before any of the body has run",
+                likely="remove async: the call returns before the body has run",
             )
         try:
             signature = inspect.signature(student)
@@ -171,7 +171,7 @@ class Trial:
             self.fail("the signature does not fit", expected=wanted, got=got)
         names = list(signature.parameters)
         if names != list(parameters) and sorted(names) == sorted(parameters):
-            self.fail("the parameters are in another order", expected=wanted, got=got)
+            self.fail("the parameters are in a different order", expected=wanted, got=got)
 
     def call(
         self,
@@ -205,13 +205,13 @@ class Trial:
         if is_stub(outcome.error):
             raise NotAttempted(f"{self.name}: not attempted yet") from None
         left = [text for text in outcome.left_behind if not text.startswith(may_leave)]
-        put_back = "; ".join(left) + " (put back now)" if left else ""
+        put_back = "; ".join(left) + " (now undone)" if left else ""
         if outcome.over:
             summary, got, likely = _OVER[outcome.over]
             on = "" if outcome.ended else ", and goes on in the background until the kernel restarts"
             self.fail(
                 f"{who} did not return {summary.format(f'{outcome.limit:g} s')}",
-                expected="an answer in a moment: the inputs are tiny",
+                expected="an answer at once: the inputs are tiny",
                 got=f"a call that {got}{on}",
                 likely=likely,
             )
@@ -234,9 +234,9 @@ class Trial:
             outcome.value.close()
             self.fail(
                 f"{who} has not run: it returned a {type(outcome.value).__name__}",
-                expected="the work done when the call returns",
-                got="an object that would do it when it is iterated over or awaited",
-                likely="a yield, or an await, turns a function into one that only promises its body",
+                expected="the work is done when the call returns",
+                got="an object that does the work only when it is iterated over or awaited",
+                likely="a yield or an await means that the call does not run the body",
             )
         self.unchanged(audit.changes(), who)
         if leaves_nothing:
@@ -253,9 +253,9 @@ class Trial:
     def left(self, settings: str, who: str = "your function") -> None:
         self.fail(
             f"{who} left a setting changed",
-            expected="the settings that were there before the call",
+            expected="the same settings as before the call",
             got=settings,
-            likely="a switch was set for the work inside and not set back: use it as a context manager",
+            likely="a switch was set and not reset: use it as a context manager",
         )
 
     def unseeded(self, calls: Sequence[str], who: str = "your function") -> None:
@@ -264,8 +264,8 @@ class Trial:
             return
         self.fail(
             f"{who} seeds a global random generator",
-            expected="random numbers that go on where the caller's were",
-            got=f"a new seed, as by {' and '.join(calls)} (put back now)",
+            expected="random numbers that continue the caller's",
+            got=f"a new seed, as from {' and '.join(calls)} (now undone)",
             likely="with a seed inside, every call draws the same numbers, and so does all that the caller draws "
             "after it: use a generator of your own, torch.Generator().manual_seed(…), or torch.random.fork_rng()",
         )

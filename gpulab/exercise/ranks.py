@@ -83,9 +83,9 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
         except Exception as error:  # a student's object may raise anything in __reduce__
             trial.fail(
                 "your function cannot be sent to the ranks",
-                expected="a function that another process can have a copy of",
+                expected="a function that can be copied to another process",
                 got=f"{type(error).__name__}: {clip(str(error), 120)}",
-                likely="it uses an object of the notebook that lives in this process only: make it inside the function",
+                likely="it uses an object that exists only in the notebook's process: make it inside the function",
             )
         if self._crew is None:
             self._crew = _Crew(self.most, getattr(functions[0], "func", functions[0]).__module__ or "")

@@ -91,7 +91,7 @@ def _called_for(answer: Any) -> None:
         raise NotYet(
             f"{brief(answer)} came",
             expected="what the cell defines",
-            likely="it was called, or its name was given to something else: pass it without brackets",
+            likely="it was called, or its name was reassigned: pass it without brackets",
         )
 
 

@@ -155,7 +155,7 @@ def _put_in_force(name: str | None) -> None:
         return
     _end()
     if in_force.current is not None:
-        raise RuntimeError(f"setup() within a block of {in_force.current!r}: end that first")
+        raise RuntimeError(f"setup() was called within a block of {in_force.current!r}: end the block first")
     if name is not None:
         # PyTorch's profiler logs starts, stops and the missing driver to stderr. On a real GPU its errors count.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -167,7 +167,7 @@ def _check_within_nothing(what: str) -> None:
     from virtualgpu.scope import in_force
 
     if in_force.suspended:
-        raise RuntimeError(f"{what} within a block without {in_force.suspended[-1]!r}: end that first")
+        raise RuntimeError(f"{what} was called within a block without {in_force.suspended[-1]!r}: end the block first")
 
 
 def _end() -> None:
@@ -217,7 +217,7 @@ def _real(where: str) -> Machine:
             return _describe(other)
         trouble = _sentence(other_trouble)
     raise RuntimeError(
-        f"{where}='real' insists on a real GPU, and none works here: {trouble or 'PyTorch finds none.'} "
+        f"{where}='real' requires a real GPU, but none works here: {trouble or 'PyTorch finds none.'} "
         "What to do: python -m gpulab doctor. Without a GPU, gpulab.setup('T4') runs every lesson."
     )
 

@@ -71,7 +71,7 @@ class Timeline:
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"mark(name={name!r}): name must be a text such as 'backward'")
         if not self._open:
-            raise RuntimeError(f"mark({name!r}) stands outside the timeline's `with` block")
+            raise RuntimeError(f"mark({name!r}) is outside the timeline's `with` block")
         if self._gpu is not None and in_force() is self._gpu.scope:
             self._readings.append(_Reading.now(self._gpu, name.strip()))
 
@@ -107,7 +107,7 @@ class Timeline:
 
     def __enter__(self) -> Timeline:
         if self._open:
-            raise RuntimeError("this timeline is open already: record a second stretch with a timeline of its own")
+            raise RuntimeError("this timeline is already open: use another timeline for a second block")
         gpus = counters.find_gpus(self._device)
         self._gpu, self._curve, self._history, self._readings = (gpus[0] if gpus else None), None, None, []
         self._entered = True

@@ -91,7 +91,7 @@ class GPUMemoryTracker:
     def __enter__(self) -> GPUMemoryTracker:
         with lock:
             if self._open:
-                raise RuntimeError(f"{self._title()} is open already: a second stretch needs a tracker of its own")
+                raise RuntimeError(f"{self._title()} is already open: use another tracker for a second block")
             self._open, self._windows = True, None
         windows: list[Window] = []
         try:

@@ -46,7 +46,7 @@ class Watch:
 
     def _start(self, *, beside: bool) -> None:
         if self._started:
-            raise RuntimeError("this watch was started before: gpulab.monitor.watch() makes a new one")
+            raise RuntimeError("this watch has already been started: gpulab.monitor.watch() makes a new one")
         self._started = True
         if display.in_notebook():
             self._view = _view(self._sampler, beside)

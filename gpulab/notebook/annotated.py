@@ -67,13 +67,13 @@ def _lines(code: str | Callable[..., Any]) -> list[str]:
             raise ValueError(f"code: {code!r} has no source that can be read; give the text itself") from None
     lines = textwrap.dedent(code.expandtabs(4)).strip("\n").splitlines()
     if not any(line.strip() for line in lines):
-        raise ValueError("code must have a line, and is empty")
+        raise ValueError("code is empty; it must have at least one line")
     return [line.rstrip() for line in lines]
 
 
 def _said(lines: list[str], notes: Mapping[str | int, str]) -> dict[int, str]:
     if not notes:
-        raise ValueError("notes must explain at least one line, and is empty")
+        raise ValueError("notes is empty; it must explain at least one line")
     said: dict[int, str] = {}
     for name, note in notes.items():
         if not isinstance(note, str):
@@ -89,7 +89,7 @@ def _said(lines: list[str], notes: Mapping[str | int, str]) -> dict[int, str]:
 
 def _number(lines: list[str], name: str | int) -> int:
     if isinstance(name, bool) or not isinstance(name, str | int):
-        raise TypeError(f"notes: a line is named by a piece of it or by its number, not by {name!r}")
+        raise TypeError(f"notes: name a line by a part of its text or by its number, not by {name!r}")
     if isinstance(name, int):
         if not 1 <= name <= len(lines):
             raise ValueError(f"notes: there is no line {name}; the code has lines 1 to {len(lines)}")

@@ -137,7 +137,7 @@ def clock_of(device: DeviceLike, who: str) -> Clock:
         return Clock(gpus[0])
     if found is not None and found.type != "cpu":
         raise ValueError(
-            f"device is {str(found)!r}, and there is no such GPU here; leave it out to time with what there is, or "
+            f"device is {str(found)!r}, but there is no such GPU here; leave it out to use the default device, or "
             "gpulab.setup() gives you a virtual GPU"
         )
     return Clock(None)

@@ -53,7 +53,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"paths has {str(file)!r}, which is no Chrome trace: {error}") from None
+        raise ValueError(f"paths has {str(file)!r}, which is not a Chrome trace: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
-        raise ValueError(f"paths has {str(file)!r}, which is no Chrome trace: it has no traceEvents")
+        raise ValueError(f"paths has {str(file)!r}, which is not a Chrome trace: it has no traceEvents")
     return found

@@ -47,7 +47,7 @@ def seconds(time: Time) -> tuple[float, Numbers]:
         return positive("time", time.ms / 1e3), time.numbers
     if isinstance(time, bool) or not isinstance(time, (int, float)):
         raise TypeError(
-            f"time must be what timing.measure gave, a timing.Timer or a number of seconds, not {time!r:.60} "
+            f"time must be a result of timing.measure, a timing.Timer or a number of seconds, not {time!r:.60} "
             f"({type(time).__name__})"
         )
     return positive("time", time), numbers()

@@ -55,7 +55,7 @@ class Timer:
 
     def __enter__(self) -> Timer:
         if self._open:
-            raise RuntimeError(f"{self._title()} is open already: time a second stretch with a Timer of its own")
+            raise RuntimeError(f"{self._title()} is already open: use another Timer for a second block")
         pair = clock_of(self._device, "Timer").pair()
         self._scope = in_force()
         self._ms: float | None = None
@@ -107,10 +107,10 @@ class Timer:
         if self._pair is None:
             raise RuntimeError(f"{self._title()} has timed nothing yet: use it as `with timing.Timer() as t:`")
         if self._open:
-            raise RuntimeError(f"{self._title()} is still open: its times are there after the `with` block")
+            raise RuntimeError(f"{self._title()} is still open: read its times after the `with` block")
         if not self._ended:
             raise RuntimeError(
-                f"{self._title()} has no time: within its block a virtual GPU began or ended, or the GPU failed"
+                f"{self._title()} has no time: a virtual GPU was started or ended within its block, or the GPU failed"
             )
         return self._pair
 

@@ -141,7 +141,7 @@ def _gpu(device: DeviceLike) -> tuple[str, Spec | None] | None:
 def _peak(gpu: tuple[str, Spec | None] | None, name: str | None) -> tuple[float, str]:
     if gpu is None:
         raise RuntimeError(
-            "mfu compares with the peak of a GPU, and there is none with a data sheet here: give peak_tflops=, or "
+            "mfu compares with the peak of a GPU, and no GPU here has a data sheet: give peak_tflops=, or "
             "gpulab.setup() gives you a virtual GPU"
         )
     product, row = gpu
@@ -157,7 +157,7 @@ def _peak(gpu: tuple[str, Spec | None] | None, name: str | None) -> tuple[float,
     if not row.has(name):
         raise ValueError(
             f"dtype is {name!r}, for which {product} has no hardware, so there is no peak to compare with; "
-            "PyTorch does such products in another way, and peak_tflops= compares nevertheless"
+            "PyTorch computes such products in another way; to compare all the same, give peak_tflops="
         )
     if name not in known:
         raise ValueError(f"the vendor publishes no {name} peak for {product}: give the one you trust as peak_tflops=")

@@ -70,7 +70,7 @@ class Series:
         line = self.fit
         if line is None:
             raise ValueError(
-                f"no latency and no bandwidth can be told from {len(self.copies)} sizes of {self.kind} copies, whose "
+                f"latency and bandwidth cannot be computed from {len(self.copies)} sizes of {self.kind} copies, whose "
                 "times must grow with the size: measure more sizes, further apart"
             )
         return line

@@ -507,7 +507,7 @@ def test_a_seeded_global_generator_is_found_unless_the_check_allows_it(name, the
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     failed = call(student)
     assert failed.summary == "your function seeds a global random generator"
-    assert failed.rows["got"] == f"a new seed, as by {name} (put back now)"
+    assert failed.rows["got"] == f"a new seed, as from {name} (now undone)"
     assert call(student, may_seed=True) is None
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
@@ -530,7 +530,7 @@ def test_a_seeded_gpu_is_found():
     with virtual_gpu(count=2):
         assert not isinstance(call(draws_on_the_gpu), gpulab.CheckFailed)
         failed = call(lambda: torch.cuda.manual_seed(7) or torch.rand(2, device="cuda"))
-    assert failed.rows["got"] == "a new seed, as by torch.cuda.manual_seed (GPU 0) (put back now)"
+    assert failed.rows["got"] == "a new seed, as from torch.cuda.manual_seed (GPU 0) (now undone)"
 
 
 @given(st.integers(0, 2**64), st.integers(0, 3000))
@@ -568,7 +568,7 @@ def test_a_setting_that_is_left_changed_is_found_and_put_back(name):
         assert failed.summary == "your function left a setting changed"
         assert failed.rows["got"].startswith(text)
         assert (settings.shared(), settings.local(), list(warnings.filters)) == before
-        begin = failed.rows["got"].partition(" at ")[0].removesuffix(" (put back now)")
+        begin = failed.rows["got"].partition(" at ")[0].removesuffix(" (now undone)")
         assert call(switch, may_leave=(begin,)) is None or name == "warnings"
 
 

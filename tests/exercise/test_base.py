@@ -158,19 +158,19 @@ def swapped(times, x):
 
 NOT_A_FUNCTION = {
     "None": (None, "there is nothing to check: the object is None", "None"),
-    "class": (Callable, "a class came where a function is wanted", "the class Callable"),
+    "class": (Callable, "this is a class, not a function", "the class Callable"),
     "number": (3.5, "this cannot be called", "3.5"),
     "tensor": (torch.zeros(2, 3), "this cannot be called", "a tensor of shape (2, 3), torch.float32"),
     "long list": (list(range(10**6)), "this cannot be called", "[0, 1, 2, 3, 4, 5, ...]"),
     "repr raises": (ReprRaises(), "this cannot be called", "an object of type ReprRaises"),
     "repr never ends": ([ReprNeverEnds()], "this cannot be called", "[an object of type ReprNeverEnds]"),
-    "async": (async_function, "this function does not run when it is called", "an async function"),
-    "async object": (AsyncCallable(), "this function does not run when it is called", "an async function"),
+    "async": (async_function, "calling this function does not run its body", "an async function"),
+    "async object": (AsyncCallable(), "calling this function does not run its body", "an async function"),
     "too few": (lambda x: x, "the signature does not fit", "<lambda>(x)"),
     "too many": (lambda x, times, more: x, "the signature does not fit", "<lambda>(x, times, more)"),
     "keywords": (lambda *, x, times: x, "the signature does not fit", "<lambda>(x, times, some by keyword only)"),
     "default whose repr raises": (lambda x=ReprRaises(): x, "the signature does not fit", "<lambda>(x)"),  # noqa: B008
-    "another order": (swapped, "the parameters are in another order", "swapped(times, x)"),
+    "a different order": (swapped, "the parameters are in a different order", "swapped(times, x)"),
     "a module with no forward": (nn.Module(), "your function raised NotImplementedError", None),
 }
 

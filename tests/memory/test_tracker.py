@@ -149,7 +149,7 @@ def test_out_of_memory_inside_keeps_the_peak_that_was_reached(gpu):
 def test_entering_an_open_tracker_is_refused_and_harms_nothing(gpu):
     with GPUMemoryTracker(label="step") as seen:
         a = take(1)
-        with pytest.raises(RuntimeError, match="'step' is open already"), seen:
+        with pytest.raises(RuntimeError, match="'step' is already open"), seen:
             pass
         assert seen.memory_delta_mb == 1
     assert seen.memory_delta_mb == 1
@@ -461,7 +461,7 @@ def test_one_tracker_in_two_threads_is_refused_in_the_second(gpu):
         thread.start()
         thread.join()
     assert len(errors) == 1
-    assert "open already" in errors[0]
+    assert "already open" in errors[0]
 
 
 def test_a_tracker_dropped_while_open_leaves_nothing_behind(gpu):

@@ -122,7 +122,7 @@ def test_a_watch_that_was_never_started_has_no_thread_and_says_how_to_start_it()
 def test_it_starts_once(fake_nvml: Any) -> None:
     seen = Watch(0.05, None, fake_nvml({}))
     with seen:
-        with pytest.raises(RuntimeError, match="was started before"):
+        with pytest.raises(RuntimeError, match="has already been started"):
             seen.start()
         assert seen.running
         assert repr(seen).startswith("a watch, running")

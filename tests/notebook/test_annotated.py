@@ -95,11 +95,11 @@ def test_without_a_style_the_page_reads_as_lines_with_explanations_below(page):
         ({"": "?"}, ValueError, r"^notes: '' stands in no line of the code$"),
         ({5: "?"}, ValueError, r"^notes: there is no line 5; the code has lines 1 to 4$"),
         ({2: "?"}, ValueError, r"^notes: line 2 is blank, so there is nothing to explain$"),
-        ({True: "?"}, TypeError, r"by a piece of it or by its number, not by True$"),
+        ({True: "?"}, TypeError, r"by a part of its text or by its number, not by True$"),
         ({"return": " "}, ValueError, r"^notes\['return'\] is empty"),
         ({"return": 3}, TypeError, r"^notes\['return'\] must be a text, not 3$"),
         ({"return": "a", 4: "b"}, ValueError, r"^notes\[4\] is the second note on line 4, 'return y'$"),
-        ({}, ValueError, r"^notes must explain at least one line, and is empty$"),
+        ({}, ValueError, r"^notes is empty; it must explain at least one line$"),
     ],
 )
 def test_a_note_that_fits_no_line_is_refused_by_name(notes, error, words):
@@ -112,7 +112,7 @@ def test_a_note_that_fits_no_line_is_refused_by_name(notes, error, words):
     [
         (3, TypeError, r"^code must be a text or a function, not 3$"),
         (print, ValueError, r"has no source that can be read; give the text itself$"),
-        (" \n", ValueError, r"^code must have a line, and is empty$"),
+        (" \n", ValueError, r"^code is empty; it must have at least one line$"),
     ],
 )
 def test_what_is_no_code_is_refused(code, error, words):

@@ -74,8 +74,8 @@ def test_throughput_of_a_timer():
         ("32", 1.0, TypeError, "items must be a number above 0, not '32'"),
         (32, 0.0, ValueError, "time must be a number above 0, not 0.0"),
         (32, float("nan"), ValueError, "time must be a number above 0"),
-        (32, "1 s", TypeError, "time must be what timing.measure gave"),
-        (32, True, TypeError, "time must be what timing.measure gave"),
+        (32, "1 s", TypeError, "time must be a result of timing.measure"),
+        (32, True, TypeError, "time must be a result of timing.measure"),
     ],
 )
 def test_wrong_throughput_is_refused(items, time, error, words):

@@ -68,7 +68,7 @@ def test_a_folder_that_is_missing_is_told_before_anything_runs(tmp_path):
 
 @pytest.mark.parametrize(
     ("written", "words"),
-    [("no trace", "is no Chrome trace: Expecting value"), ("[]", "it has no traceEvents"), ("{}", "no traceEvents")],
+    [("no trace", "is not a Chrome trace: Expecting value"), ("[]", "it has no traceEvents"), ("{}", "no traceEvents")],
 )
 def test_what_is_no_trace_is_not_merged(tmp_path, written, words):
     (tmp_path / "one.json").write_text(written)

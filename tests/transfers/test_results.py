@@ -62,7 +62,7 @@ def test_one_size_has_no_line():
     one = series("pinned", 10, 12.5, sizes=(1_000_000,))
     assert one.fit is None
     assert str(one) == "pinned: too few sizes for a line"
-    with pytest.raises(ValueError, match="no latency and no bandwidth can be told from 1 sizes of pinned copies"):
+    with pytest.raises(ValueError, match="latency and bandwidth cannot be computed from 1 sizes of pinned copies"):
         _ = one.bandwidth_gbps
 
 

@@ -262,7 +262,7 @@ def test_a_wrong_machine_says_what_is_right(arguments: dict[str, object], messag
         ("all_reduce", 1.5, [0, 1], "nbytes is 1.5"),
         ("all_reduce", 8, [], "ranks is empty"),
         ("all_reduce", 8, [0, 8], "ranks has 8; it must hold numbers from 0 to 7"),
-        ("all_reduce", 8, [1, 1], "every rank may stand in it once"),
+        ("all_reduce", 8, [1, 1], "it may hold each rank only once"),
         ("send", 8, [0, 1, 2], "a send has two"),
     ],
 )

@@ -182,7 +182,7 @@ def test_what_is_unknown_after_a_collective_is_said_to_be(begin):
     part = torch.zeros(8, dtype=torch.int64, device="cuda")
     dist.recv(part[:2], 1)
     assert known_values.value(part) is None
-    with pytest.warns(UserWarning, match="a number that nobody knows is read as 1"):
+    with pytest.warns(UserWarning, match="an unknown number is read as 1"):
         whole.tolist()
 
 
@@ -283,7 +283,7 @@ def test_a_group_that_is_split(begin, compute, rank):
         ([[0], []], "the split group cannot be empty"),
         ([[0, 0]], "duplicate ranks"),
         ([[0, 9]], r"split_ranks has \[0, 9\]; the parent group's ranks are 0 to 7"),
-        ([[1, 0]], r"in another order than theirs, \[1, 0\]"),
+        ([[1, 0]], r"in a different order, \[1, 0\]"),
     ],
 )
 def test_a_split_that_cannot_be(begin, splits, words):

@@ -24,7 +24,7 @@ from gpulab.exercise.machines import without_gpu
 from virtualgpu.gpu import VirtualGPU
 
 SCRIPTS = Path(__file__).parent / "scripts"
-UNKNOWN = "knows shapes, not values"
+UNKNOWN = "knows only shapes, not values"
 START = """
 import os, runpy, sys
 from virtualgpu.gpu import VirtualGPU

@@ -46,8 +46,8 @@ def test_settings_of_pinned_memory_and_locks_change_nothing_here():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nonsense:1", "'nonsense:1' names no allocator setting. Known: max_split_size_mb, "),
-        ("max_split_size_mb=64", "'max_split_size_mb=64' names no allocator setting"),
+        ("nonsense:1", "'nonsense:1' is not an allocator setting. Known: max_split_size_mb, "),
+        ("max_split_size_mb=64", "'max_split_size_mb=64' is not an allocator setting"),
         ("max_split_size_mb", "'max_split_size_mb' has no value; write max_split_size_mb:VALUE"),
         ("max_split_size_mb:", "has no value"),
         ("max_split_size_mb:19", "max_split_size_mb is 19; it must be at least 20"),
@@ -63,7 +63,7 @@ def test_settings_of_pinned_memory_and_locks_change_nothing_here():
         ("expandable_segments:true", "expandable_segments is 'true'; it must be True or False"),
         ("roundup_power2_divisions:0", "roundup_power2_divisions is '0'; it must be a power of 2"),
         ("roundup_power2_divisions:3", "roundup_power2_divisions is 3; it must be a power of 2"),
-        ("roundup_power2_divisions:[3:4]", "'3' is none"),
+        ("roundup_power2_divisions:[3:4]", "which '3' is not"),
         ("roundup_power2_divisions:[4:3]", "it must be a power of 2, or 16 of them"),
         ("roundup_power2_divisions:[4]", "it must be a whole number"),
     ],

@@ -171,7 +171,7 @@ def test_an_outer_scope_cannot_end_before_its_inner_one():
 
 def test_a_second_start_is_an_error_and_a_second_stop_is_none():
     gpu = scope().start()
-    with pytest.raises(RuntimeError, match="in force already"):
+    with pytest.raises(RuntimeError, match="already in force"):
         gpu.start()
     gpu.stop()
     gpu.stop()

@@ -158,5 +158,5 @@ def test_it_is_said_once():
             if torch.isnan(loss()) or loss().item() > 5:
                 break
         bool(torch.isnan(torch.ones(3, device="cuda")).any().cpu())
-    [said] = [w for w in caught if "nobody knows is read as 1" in str(w.message)]
+    [said] = [w for w in caught if "an unknown number is read as 1" in str(w.message)]
     assert "ordinary, finite" in str(said.message)

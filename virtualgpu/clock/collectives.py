@@ -91,7 +91,7 @@ def _group(ranks: tuple[int, ...], topology: Topology) -> _Group:
                 f"ranks has {rank!r}; it must hold numbers from 0 to {topology.ranks - 1} ({topology.describe()})"
             )
     if len(set(ranks)) < len(ranks):
-        raise ValueError(f"ranks is {list(ranks)}; every rank may stand in it once")
+        raise ValueError(f"ranks is {list(ranks)}; it may hold each rank only once")
     per = Counter(rank // topology.per_node for rank in ranks)
     return _Group(len(ranks), len(per), max(per.values()))
 
@@ -235,7 +235,7 @@ def choice(kind: str, nbytes: int, ranks: Sequence[int], topology: Topology) -> 
     _check(kind, nbytes)
     group = _group(tuple(ranks), topology)
     if kind == "send" and group.n > 2:
-        raise ValueError(f"ranks is {list(ranks)}; a send has two, who sends and who receives")
+        raise ValueError(f"ranks is {list(ranks)}; a send has two ranks, the sender and the receiver")
     # PyTorch's barrier on NCCL is an all-reduce of one element.
     return _choice(*(("all_reduce", 4) if kind == "barrier" else (kind, nbytes)), group, topology)
 
@@ -265,10 +265,10 @@ def bus_bandwidth(kind: str, nbytes: int, seconds: float, n: int) -> float:
     """Return the GB/s as nccl-tests report them (doc/PERFORMANCE.md): a link's, whatever the number of ranks `n`."""
     _check(kind, nbytes)
     if kind == "barrier":
-        raise ValueError("kind is 'barrier', which moves nothing and has no bandwidth")
+        raise ValueError("kind is 'barrier', which moves no data and has no bandwidth")
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"n is {n!r}; it must be how many ranks there are, 1 or more")
+        raise ValueError(f"n is {n!r}; it must be the number of ranks, 1 or more")
     factor = {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0, "reduce": 1.0, "send": 1.0}.get(kind, (n - 1) / n)
     return nbytes / seconds / 1e9 * factor

@@ -339,7 +339,7 @@ def _first_ms(found: Any) -> dict[str, float]:
 def relative_fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Fit a line with the least relative error (least squares, weights 1/y²); return its value at zero and slope."""
     if len(points) < 2:
-        raise ValueError(f"points are {len(points)}; a line needs two")
+        raise ValueError(f"there are {len(points)} points; a line needs two")
     weights = [1 / y**2 for _, y in points]
     total = sum(weights)
     mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total

@@ -74,7 +74,7 @@ class Settings:
             if name in _REFUSED or item == "backend:cudaMallocAsync":
                 raise NotImplementedError(f"the virtual GPU does not mirror {item!r}; leave it out")
             if name not in _READERS:
-                raise ValueError(f"{item!r} names no allocator setting. Known: {', '.join(_READERS)}")
+                raise ValueError(f"{item!r} is not an allocator setting. Known: {', '.join(_READERS)}")
             if not (colon and value):
                 raise ValueError(f"{item!r} has no value; write {name}:VALUE")
             given[name] = _READERS[name](name, value)
@@ -139,7 +139,7 @@ def _divisions(name: str, value: str) -> int | tuple[int, ...]:
             continue
         start = _whole(name, size)
         if start < 1 or start & (start - 1):
-            raise _bad(name, value, f"a list of MIB:STEPS with powers of 2, and {size!r} is none")
+            raise _bad(name, value, f"a list of MIB:STEPS with powers of 2, which {size!r} is not")
         last = min(start.bit_length() - 1, _INTERVALS - 1)
         if number == 0:
             each[:last] = [steps] * last

@@ -82,7 +82,7 @@ def unwrapped(nested: Tensor) -> tuple[Tensor, list[int]]:
         sizes = nested._nested_tensor_size()
         if nested.dim() != 3 or not nested.is_contiguous() or len(set(sizes[:, 1].tolist())) != 1:
             raise NotMirrored(
-                "nested tensors are mirrored as sequences of rows that are all as long, one after another"
+                "nested tensors are mirrored only as sequences of rows of equal length, one after another"
             )
         values = nested.values().view(-1, int(sizes[0, 1]))
         if _gpu().compute:

@@ -147,7 +147,7 @@ def unknown_value(gpu: VirtualGPU, func: Any, args: Args) -> Any:
         return assumed
     if args[0].dtype == torch.bool:
         raise NoValues(
-            "a branch on a tensor's value: with compute=False the virtual GPU knows shapes, not values. "
+            "a branch on a tensor's value: with compute=False the virtual GPU knows only shapes, not values. "
             "Use compute=True, or decide on something that does not come from a tensor."
         )
     gpu.warn_unknown()

@@ -148,7 +148,7 @@ def equal_parts(tensor: Tensor, count: int, name: str) -> list[Tensor]:
     """Split a tensor into equal parts, one for each rank in turn."""
     tensor = as_real(tensor)
     if tensor.numel() % count:
-        raise ValueError(f"{name} has {tensor.numel()} elements, which are no equal shares for {count} ranks")
+        raise ValueError(f"{name} has {tensor.numel()} elements, which {count} ranks cannot share equally")
     return list(tensor.view(-1).chunk(count)) if tensor.numel() else [tensor.view(-1)] * count
 
 

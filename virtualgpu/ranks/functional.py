@@ -106,7 +106,7 @@ def _all_gather_out(tensor: Tensor, count: int, group: Any, *, out: Tensor) -> T
 
 def _reduce_scatter(tensor: Tensor, op: str, count: int, group: Any) -> Tensor:
     if tensor.shape[0] % count:
-        raise ValueError(f"input has {tensor.shape[0]} rows, which are no equal shares for {count} ranks")
+        raise ValueError(f"input has {tensor.shape[0]} rows, which {count} ranks cannot share equally")
     out = tensor.new_empty([tensor.shape[0] // count, *tensor.shape[1:]])
     return _reduce_scatter_out(tensor, op, count, group, out=out)
 

@@ -83,7 +83,7 @@ class Imagined:
         for output in call.outputs:
             if output.numel() != mine.numel():
                 raise NotMirrored(
-                    "all_to_all over imagined ranks needs equal shares: what a rank of other sizes sends is not known"
+                    "all_to_all over imagined ranks needs equal shares: what ranks of other sizes send is unknown"
                 )
         for output in call.outputs:
             output.copy_(mine.view_as(output))

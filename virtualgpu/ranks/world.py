@@ -54,7 +54,7 @@ def imagined_world(
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= 65536:
         raise ValueError(f"ranks must be a whole number of GPUs from 1 to 65536, not {ranks!r}")
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
-        raise ValueError(f"rank must be a whole number from 0 to {ranks - 1}, the ranks that there are, not {rank!r}")
+        raise ValueError(f"rank must be a whole number from 0 to {ranks - 1}, one of the existing ranks, not {rank!r}")
     if nodes is None:
         nodes = next(n for n in range(1, ranks + 1) if ranks % n == 0 and ranks // n <= PER_NODE)
     return World(ranks, rank, True, topology(gpu, ranks=ranks, link=link, nodes=nodes, adapters=adapters))

@@ -88,13 +88,13 @@ def one_gpu(device: DeviceLike, who: str, *, only: str = "") -> Gpu:
     """
     found = parse_device(device)
     if found == "all":
-        raise ValueError(f'{who} looks at one GPU, so device must not be "all"; call it for each GPU')
+        raise ValueError(f'{who} is for one GPU, so device must not be "all"; call it for each GPU')
     gpus = find_gpus(found)
     if not gpus:
         which = "no GPU" if found is None else f"no GPU {str(found)!r}"
         raise RuntimeError(f"{who} needs a GPU, and there is {which} here: gpulab.setup() gives you a virtual GPU")
     if only and gpus[0].type != only:
-        raise RuntimeError(f"{who} needs a GPU of type {only!r}, not {gpus[0].type!r}: PyTorch offers it there alone")
+        raise RuntimeError(f"{who} needs a GPU of type {only!r}, not {gpus[0].type!r}: PyTorch offers it only there")
     return gpus[0]
 
 

@@ -120,9 +120,9 @@ def _splitting(c10d: Any, own: Callable[..., Any]) -> Callable[..., Any]:
         if mine is None:
             return c10d.GroupMember.NON_GROUP_MEMBER
         if mine != sorted(mine):
-            raise NotMirrored(f"split_group with ranks in another order than theirs, {mine}, is not mirrored")
+            raise NotMirrored(f"split_group with ranks in a different order, {mine}, is not mirrored")
         if call.get("backend") is not None:
-            raise NotMirrored("split_group with backend= is not mirrored: the group has its parent's")
+            raise NotMirrored("split_group with backend= is not mirrored: the group uses its parent's")
         return c10d.new_group(
             [parent.ranks[rank] for rank in mine],
             timeout=call.get("timeout"),

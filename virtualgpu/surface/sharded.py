@@ -133,7 +133,9 @@ def unknown(rank: int, what: str) -> None:
     """NotMirrored where a rank is imagined, and sends what this one does not have."""
     world = current().world
     if world is not None and rank != world.rank:
-        raise NotMirrored(f"{what} from rank {rank}, which is imagined, is not known: ranks that are processes have it")
+        raise NotMirrored(
+            f"{what} from rank {rank}, which is imagined, is not known: only ranks that are processes have it"
+        )
 
 
 CHANGES = {

@@ -63,7 +63,7 @@ def _received(index: int, handle: bytes, nbytes: int, *args: Any) -> Any:
     gpu = current()
     shared, _ = pickle.loads(handle)
     if gpu.compute != (shared is not None):
-        raise NotMirrored("a tensor from a virtual GPU with values, on one without them, or the other way round")
+        raise NotMirrored("a tensor from a virtual GPU with values on one without, or the reverse")
     with backing:
         if shared is None:
             storage = _Storage(nbytes, device="meta")

@@ -208,7 +208,7 @@ def _bool(self: Tensor) -> bool:
         if known_values.assumed(self) is not None or self.dtype is not torch.bool:
             return bool(_Base.item(self))
         raise NoValues(
-            "a branch on a tensor's value: with compute=False the virtual GPU knows shapes, not values. "
+            "a branch on a tensor's value: with compute=False the virtual GPU knows only shapes, not values. "
             "Use compute=True, or decide on something that does not come from a tensor."
         )
     return _Base.__bool__(self)

@@ -120,10 +120,8 @@ class Usage:
 
     def __getattr__(self, name: str) -> object:
         if name in Usage.__annotations__:
-            raise RuntimeError(
-                f"{name} is known when the block `with virtual_gpu.watch(…)` has ended: read it after it"
-            )
-        raise AttributeError(f"what watch() gives has no {name!r}; it has {', '.join(Usage.__annotations__)}")
+            raise RuntimeError(f"{name} is known only after the block `with virtual_gpu.watch(…)`: read it there")
+        raise AttributeError(f"the result of watch() has no {name!r}; it has {', '.join(Usage.__annotations__)}")
 
 
 class GPUInTest:

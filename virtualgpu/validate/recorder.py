@@ -44,7 +44,7 @@ class NoRealGPU(RuntimeError):
 def check() -> None:
     """Raise NoRealGPU where no real GPU would be measured."""
     if in_force.current is not None:
-        raise NoRealGPU(f"{in_force.current!r} is in force, and what it predicts is no measurement: end it first.")
+        raise NoRealGPU(f"{in_force.current!r} is in force, and its predictions are not measurements: end it first.")
     if not torch.cuda.is_available() or torch.version.cuda is None:
         raise NoRealGPU("PyTorch finds no CUDA GPU here, and `validate` measures a real one.")
     try:
@@ -53,7 +53,7 @@ def check() -> None:
     except RuntimeError as error:
         raise NoRealGPU(f"the GPU here does not work ({short(error)}), so nothing can be measured.") from error
     if not right:
-        raise NoRealGPU("what is here as a GPU runs no kernels (a sum came out wrong), so nothing can be measured.")
+        raise NoRealGPU("the GPU here runs no kernels (a sum came out wrong), so nothing can be measured.")
 
 
 def record(

@@ -146,7 +146,7 @@ def _no_driver(driver: Driver, torch: Torch) -> Finding:
         return Finding(
             name,
             "note",
-            f"torch finds its GPU, but the driver's readings are closed ({error})",
+            f"torch finds its GPU, but the driver's readings are not available ({error})",
             "Lessons that show utilisation and power leave those readings out; pip install nvidia-ml-py "
             "if the module is missing.",
         )
@@ -156,7 +156,7 @@ def _no_driver(driver: Driver, torch: Torch) -> Finding:
         return Finding(
             name,
             "problem",
-            f"an NVIDIA GPU is in this machine and its driver does not answer ({error})",
+            f"this machine has an NVIDIA GPU, but its driver does not answer ({error})",
             "Install NVIDIA's driver, 580 or newer for CUDA 13, and restart; in a container, start it with "
             "the GPU (docker run --gpus all). Without it, the lessons run on the virtual GPU.",
         )
@@ -164,7 +164,7 @@ def _no_driver(driver: Driver, torch: Torch) -> Finding:
         return Finding(
             name,
             "note",
-            f"its library is here, but it is not loaded ({error})",
+            f"its library is installed, but the driver is not loaded ({error})",
             "On a machine with an NVIDIA GPU, restart it, or load the kernel module nvidia; without a GPU "
             "nothing is wrong.",
         )
@@ -179,7 +179,7 @@ def _cpu_only(what: str, driver: Driver, torch: Torch) -> Finding:
         "NVIDIA driver",
         "problem",
         f"{what}; but torch {torch.version} has no CUDA: it is a CPU-only build and cannot use the GPU",
-        f"Install the build of torch for {build} in its place ({SELECTOR}; pip needs --force-reinstall). "
+        f"Install the build of torch for {build} instead ({SELECTOR}; pip needs --force-reinstall). "
         "Until then, the lessons run without the GPU.",
     )
 

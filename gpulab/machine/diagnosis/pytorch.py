@@ -155,7 +155,7 @@ def judge_install(torch: Torch) -> Finding:
             "problem",
             "is not installed in this Python",
             "Run make lab in the course folder, or pip install torch; "
-            "a notebook may also run on another Python than you think: see Kernel, Change Kernel.",
+            "a notebook may also use a different Python: see Kernel, Change Kernel.",
         )
     build = "a CPU-only build"
     if torch.cuda or torch.hip:
@@ -196,7 +196,7 @@ def _judge_device(device: Device, torch: Torch) -> Finding:
         name,
         "problem",
         what,
-        "Restart the kernel, then the machine; if it stays, CUDA_VISIBLE_DEVICES chooses another GPU, "
+        "Restart the kernel, then the machine; if the error stays, CUDA_VISIBLE_DEVICES chooses another GPU, "
         "and gpulab.setup('T4') runs the lessons without one.",
     )
 
@@ -221,14 +221,14 @@ def judge_apple(torch: Torch) -> Finding | None:
         return Finding(
             "Apple's GPU",
             "ok",
-            "is there. gpulab.setup('real') uses it; the lessons default to the virtual GPU, "
-            "so that their numbers hold",
+            "works. gpulab.setup('real') uses it; the lessons default to the virtual GPU, "
+            "so that you get their numbers",
         )
     if torch.mps_built:
         return Finding(
             "Apple's GPU",
             "note",
-            "this torch is built for it and does not find it",
+            "this torch is built for it but does not find it",
             "On a Mac with Apple silicon, update macOS and use a Python for arm64; on another Mac nothing is wrong.",
         )
     return None

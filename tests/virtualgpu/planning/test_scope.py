@@ -144,7 +144,7 @@ def test_unknown_values_are_warned_of_once():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         plan(steps.mixed_precision, 8, "T4", largest=True, where=True)
-    assert len([w for w in caught if "knows shapes, not values" in str(w.message)]) == 1
+    assert len([w for w in caught if "knows only shapes, not values" in str(w.message)]) == 1
 
 
 @pytest.mark.parametrize(
