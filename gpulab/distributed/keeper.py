@@ -68,7 +68,7 @@ def keep(folder: str, notebook: str, *command: str) -> None:
             left.wait(_LOOK)
     except BaseException:
         traceback.print_exc()
-    end(folder, gone, f"it was told to end by {signal.Signals(told[0]).name}" if told else f"exit code {code}")
+    end(folder, gone, f"it was ended by {signal.Signals(told[0]).name}" if told else f"exit code {code}")
 
 
 def asked_to_end() -> list[int]:

@@ -75,7 +75,7 @@ def _gone() -> list[str]:
     return [
         f"With NCCL a rank that waits for one on another node that is gone ends with (recorded: {GONE.source}):",
         f"    {GONE.text}",
-        f"Within a node nothing tells it ({SILENT_WITHIN_A_NODE}): it waits until somebody stops it, or its group's "
+        f"Within a node nothing notifies it ({SILENT_WITHIN_A_NODE}): it waits until it is stopped, or its group's "
         f"timeout is over (recorded: {TIMED_OUT.source}):",
         f"    {TIMED_OUT.text}",
     ]

@@ -22,7 +22,7 @@ _LOST = re.compile(
 )
 
 _MORE = "Each rank's output: the exception's run, which in a notebook's next cell is sys.last_value.run."
-_UNEQUAL = "A rank that is done answers no more: do all ranks make the same collective calls, in the same order?"
+_UNEQUAL = "A rank that has ended no longer answers: do all ranks make the same collective calls, in the same order?"
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,7 +147,7 @@ def limit_text(run: Run, timeout: float, beside: Sequence[str] = ()) -> str:
         if rank.pid is not None:
             lines += [f"  {line}" for line in _last_words(rank, 3)]
     if all(rank.pid is None for rank in run.ranks):
-        lines.append("Starting the ranks takes several seconds by itself: give a longer timeout.")
+        lines.append("Starting the ranks alone takes several seconds: give a longer timeout.")
     elif any(rank.ended == "finished" for rank in run.ranks):
         lines.append(_UNEQUAL)
     return "\n".join([*lines, *beside, _MORE])
@@ -186,14 +186,14 @@ def shortened(lines: list[str], most: int, where: str) -> list[str]:
 def _reason(run: Run, culprit: Rank) -> list[str]:
     if "EADDRINUSE" in culprit.exception:
         return [
-            "Another process listens at that port. A script that leaves init_method, MASTER_ADDR and MASTER_PORT alone "
-            "meets at one that is kept for its run."
+            "Another process listens on that port. A script that leaves init_method, MASTER_ADDR and MASTER_PORT alone "
+            "uses one that is reserved for its run."
         ]
     if culprit.ended.endswith("SIGKILL"):
-        return ["If nobody sent it, the machine ran out of memory, and its out of memory killer chose this rank."]
+        return ["If nobody sent it, the machine ran out of memory, and its out-of-memory killer ended this rank."]
     if culprit.ended.endswith("SIGABRT") and culprit.finished:
         return [
-            "Its script had come to its end. A process group that is not ended, or that ends while a model in "
+            "Its script had already ended. A process group that is not destroyed, or that ends while a model in "
             "DistributedDataParallel lives, can do that: let the last lines be",
             "    del model; gc.collect()",
             "    dist.destroy_process_group()",

@@ -32,18 +32,18 @@ ATTENTION = "torch.utils.flop_counter"  # imported by the first attention that i
 
 # For each limit that a call can exceed: the time in words, the state of the call, and the likely cause.
 _OVER = {
-    "processor": ("after {} of processor time", "was still computing", "a loop whose end is never reached"),
+    "processor": ("after {} of processor time", "was still computing", "a loop that never ends"),
     "idle": (
         "within {}",
         "was waiting and computed nothing",
-        "a wait for something that never comes, such as a lock, an event or a queue; or a long sleep",
+        "a wait for something that never happens, such as a lock, an event or a queue; or a long sleep",
     ),
     "wall": (
         "within {}",
         "was still running",
-        "a loop that sleeps and whose end is never reached, or a wait for another process",
+        "a loop that sleeps and never ends, or a wait for another process",
     ),
-    "import": ("within {}", "was still importing a module", "a module whose own code does not come to its end"),
+    "import": ("within {}", "was still importing a module", "a module whose own code does not end"),
 }
 
 
@@ -53,7 +53,7 @@ class NotAttempted(NotImplementedError):
     shown = False
 
     def __str__(self) -> str:
-        return super().__str__() or "not attempted yet: this exercise is still to be written"
+        return super().__str__() or "not attempted yet: this exercise is not written yet"
 
     def _render_traceback_(self) -> list[str]:
         """Called by IPython where the error ends a cell: a cell that uses the stub gets a note, as a check has."""
@@ -208,7 +208,7 @@ class Trial:
         put_back = "; ".join(left) + " (now undone)" if left else ""
         if outcome.over:
             summary, got, likely = _OVER[outcome.over]
-            on = "" if outcome.ended else ", and goes on in the background until the kernel restarts"
+            on = "" if outcome.ended else ", and continues in the background until the kernel restarts"
             self.fail(
                 f"{who} did not return {summary.format(f'{outcome.limit:g} s')}",
                 expected="an answer at once: the inputs are tiny",
@@ -244,9 +244,9 @@ class Trial:
             self.expect(
                 not more,
                 f"{who} leaves memory on the GPU",
-                expected="nothing more on the GPU but what it returns",
+                expected="no new memory on the GPU except the result",
                 got=", ".join(f"{nbytes:,} bytes more on cuda:{index}" for index, nbytes in more.items()),
-                likely="a tensor is still referred to: by a global, a list, a hook, an attribute, or a graph",
+                likely="a global, a list, a hook, an attribute or a graph still refers to a tensor",
             )
         return outcome.value
 

@@ -58,11 +58,11 @@ def whole(trial: Trial, value: Any, name: str, read: str) -> int:
 
 def _kind_of(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return "arithmetic on a tensor gives a tensor, which lives on its device: shapes and .numel() give plain ints"
+        return "arithmetic on a tensor gives a tensor on its device: shapes and .numel() give plain ints"
     if isinstance(value, str):
-        return "a text came where the number is wanted: formatting is for printing"
+        return "this is a text, not a number: formatting is for printing"
     if value is None:
-        return "a value that does not exist has a number here: read what the exercise says of it"
+        return "there is a number for a value that does not exist: read what the exercise says about it"
     return ""
 
 
@@ -235,10 +235,10 @@ class Numbers(Generic[J]):
         if got is None:
             likely = "the function ends without a return"
         elif is_number(got):
-            likely = f"one number came back; {' and '.join(names)} are asked for"
+            likely = f"one number came back; return {' and '.join(names)}"
         if self.keyed:
             right = isinstance(got, dict) and set(got) == set(names)
-            trial.expect(right, "a dict with these keys is wanted", expected=wanted, got=brief(got), likely=likely)
+            trial.expect(right, "return a dict with these keys", expected=wanted, got=brief(got), likely=likely)
             return dict(got)
         if isinstance(got, dict):
             likely = "a dict came back: return the values themselves, in this order"

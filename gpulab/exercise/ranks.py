@@ -43,9 +43,7 @@ _UNEQUAL = (
     "ranks that do not call the same collectives in the same order wait for one another: each must call all of them, "
     "whatever its own data are"
 )
-_ENDLESS = (
-    "a loop that never ends; or a request of isend or irecv that nobody has waited for: keep it, and call its wait()"
-)
+_ENDLESS = "a loop that never ends; or a request of isend or irecv without a wait: keep it, and call its wait()"
 _HUNG, _BUSY = "has not returned: it waits", "was still computing"
 _ENDED = Answer(ended="ended its process")
 

@@ -337,4 +337,4 @@ def _entries(form: str, old: dict[Any, str], new: dict[Any, str]) -> str:
         if old[key] != new[key]:
             other = any(text.startswith(_OBJECT) for text in (old[key], new[key]))
             return f"{where} is another object" if other else f"{where} is {new[key]}, not {old[key]}"
-    return f"the order of {form.format('…')} is another one"
+    return f"the order of {form.format('…')} has changed"

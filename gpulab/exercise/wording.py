@@ -64,7 +64,7 @@ def text_of(error: BaseException, limit: int = 300) -> str:
     try:
         return clip(" ".join(str(error).split()), limit)
     except Exception as second:
-        return f"its text cannot be had: __str__ raised {type(second).__name__}"
+        return f"its text is not available: __str__ raised {type(second).__name__}"
 
 
 def frames(error: BaseException, most: int = 3) -> list[str]:

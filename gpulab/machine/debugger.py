@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 IN_IT = (
-    "A debugger is attached. In JupyterLab processes that a cell starts then wait for ever, such as a DataLoader's "
-    "workers or a script: where a cell does not end, switch the debugger off and restart the kernel."
+    "A debugger is attached. In JupyterLab, processes that a cell starts then hang, such as a DataLoader's "
+    "workers or a script: if a cell does not end, switch the debugger off and restart the kernel."
 )
 
 

@@ -199,7 +199,7 @@ def _auto() -> Machine:
         return _virtual(DEFAULT, f"A GPU is here, but cannot be used: {trouble} What to do: python -m gpulab doctor")
     other = _find_other()
     if other is not None:
-        note = "gpulab.setup('real') uses it; without that the lessons leave it, so that their numbers hold."
+        note = "gpulab.setup('real') uses it; otherwise the lessons use the virtual GPU, so that you get their numbers."
         return _virtual(DEFAULT, f"{_kind(other)} is here: {note}")
     return _virtual(DEFAULT)
 

@@ -102,7 +102,7 @@ class Timeline:
 
     def _why_not(self) -> str:
         if self._open or not self._entered:
-            return "no memory curve yet: it is there after the `with` block"
+            return "no memory curve yet: it exists after the `with` block"
         return "no memory curve: there was no GPU to record"
 
     def __enter__(self) -> Timeline:

@@ -23,7 +23,7 @@ _SHUT = {
     "NoPermission": "NVIDIA's driver does not let this user read it",
 }
 _UNTOLD = {
-    "NotSupported": "this GPU or its driver does not tell",
+    "NotSupported": "this GPU or its driver does not report it",
     "FunctionNotFound": "the driver is too old",
     "NoPermission": "not for this user",
     "GpuIsLost": "the GPU has fallen off the bus: restart the machine",
@@ -43,7 +43,7 @@ def readings(nvml: Any) -> Readings:
     if error is not None:
         return Readings((), open_error(error))
     if not count:
-        return Readings((), "NVIDIA's driver runs, and sees no GPU; gpulab.doctor() says more")
+        return Readings((), "NVIDIA's driver runs, but sees no GPU; gpulab.doctor() says more")
     return Readings(_reading(nvml, index) for index in range(count))
 
 
@@ -64,7 +64,7 @@ def _reading(nvml: Any, index: int) -> Reading:
     memory = query("memory", lambda gpu: _memory(nvml, gpu))
     rates = None
     if mig:
-        unread.append("utilization: not for a GPU that is cut into MIG slices")
+        unread.append("utilization: not available for a GPU split into MIG slices")
     else:
         rates = query("utilization", lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu))
     milliwatts = query("power", lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu))

@@ -14,7 +14,7 @@ from . import progress
 _LONGEST = 100  # characters of a name
 _WHAT_IT_IS = (
     "This page was made on the reader's own machine from the file progress.json, which the course's checks write when "
-    "an answer passes. It is a record of one's own progress. Nobody has supervised it, and it is signed by nobody."
+    "an answer passes. It is a record of one's own progress. Nobody has supervised it, and nobody has signed it."
 )
 _PAGE = """\
 <!DOCTYPE html>

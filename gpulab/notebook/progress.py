@@ -153,7 +153,7 @@ _TROUBLE = (OSError, RuntimeError, NotImplementedError, _Newer)
 
 def _why(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return f"another program has held the lock beside it for {_LOCK_SECONDS:.0f} s"
+        return f"another program has held the lock of the file for {_LOCK_SECONDS:.0f} s"
     if isinstance(error, OSError) and error.strerror:
         return f"{Path(error.filename).name if isinstance(error.filename, str) else 'the file'}: {error.strerror}"
     return str(error)
@@ -190,7 +190,7 @@ def _parse(file: Path) -> tuple[dict[str, Any], str | None]:
     if type(version) is not int or version < 1:
         return _empty(), f"it is not a progress file of version 1 to {_VERSION}"
     if version > _VERSION:
-        known = f"this gpulab knows versions 1 to {_VERSION}: update gpulab; the file is left as it is"
+        known = f"this gpulab knows versions 1 to {_VERSION}: update gpulab; the file is unchanged"
         raise _Newer(f"{file.name} is of version {version}, and {known}")
     if version == 1:
         raw |= {"version": 2, "predictions": {}}
@@ -247,7 +247,7 @@ def _set_aside(file: Path, why: str) -> str:
     while (kept := file.with_name(f"{file.stem}.damaged-{number}.json")).exists():
         number += 1
     os.replace(file, kept)
-    return f"{file.name} was damaged ({why}); it is kept as {kept.name}, and a new one begins"
+    return f"{file.name} was damaged ({why}); it is kept as {kept.name}, and a new one is started"
 
 
 def _write(file: Path, raw: dict[str, Any]) -> None:

@@ -184,12 +184,12 @@ def _too_fast(
             "call torch.cuda.synchronize() before each reading of the clock."
         )
     elif isinstance(time, Timing) and time.after_ms:
-        causes.append("Other streams went on after the end: have the current stream wait for them.")
+        causes.append("Other streams were still running after the end: make the current stream wait for them.")
     elif time.how == "host clock":
         causes.append("The time is that of the host's clock: give timing.measure the GPU as device=.")
     else:
         causes.append(
-            "The work was on another stream or another GPU than the events: have the current stream wait for it, or "
+            "The work was on another stream or another GPU than the events: make the current stream wait for it, or "
             "say which GPU with device=."
         )
     if rate <= 1.2 * peak:
@@ -205,7 +205,7 @@ def _too_fast(
             "peak (autocast, or TF32 where float32 was meant)."
         )
     causes.append(
-        "The count is too high: operations of several steps or several GPUs, or those that sparsity or a mask saves."
+        "The count is too high: it includes several steps or several GPUs, or operations that sparsity or a mask saves."
     )
     listed = "\n".join(f"- {cause}" for cause in causes)
     return (

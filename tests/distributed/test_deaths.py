@@ -280,7 +280,7 @@ def test_a_keeper_that_is_asked_to_end_does_so_and_the_kernel_says_so(kernel):
     here = kernel(KEEPER_RUNS)
     os.kill(here.waiting, signal.SIGTERM)
     assert here.process.wait(HANG_SECONDS) == 0
-    assert here.said().startswith("torchrun ended before the ranks did (it was told to end by SIGTERM)")
+    assert here.said().startswith("torchrun ended before the ranks did (it was ended by SIGTERM)")
     nothing_stays(here)
 
 

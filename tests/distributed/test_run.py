@@ -182,7 +182,7 @@ def test_a_limit_shorter_than_the_start_says_so(warm):
         from gpulab.distributed.warm import stop
 
         stop()  # it is to start anew; all that follow have it
-    with pytest.raises(distributed.TimeLimit, match="Starting the ranks takes several seconds by itself"):
+    with pytest.raises(distributed.TimeLimit, match="Starting the ranks alone takes several seconds"):
         distributed.run("quick.py", 2, timeout=0.2, warm=warm)
 
 
@@ -270,7 +270,7 @@ def test_a_rank_that_is_killed_is_named_with_its_signal(talk):
     assert talk.there.rank.exit_code == -signal.SIGKILL
     message = str(talk.there)
     assert message.startswith("talk.py on 2 ranks: rank 1 was killed by SIGKILL\n")
-    assert "out of memory killer" in message
+    assert "out-of-memory killer" in message
     assert "It last printed:\n    rank 1 of 2: sum 11" in message
     assert "\n    before\nRank 0 went down with it.\nWith NCCL a rank that waits" in message
     assert "NCCL error: remote process exited or there was a network error" in message
@@ -422,7 +422,7 @@ def test_a_port_in_use_is_told_with_the_remedy_and_is_not_a_lost_connection(warm
         distributed.run("taken.py", 2, args=[str(taken.getsockname()[1])], warm=warm)
     lines = str(caught.value).splitlines()
     assert lines[0] == "taken.py on 2 ranks: rank 0 failed with DistNetworkError"
-    assert lines[1].startswith("Another process listens at that port.")
+    assert lines[1].startswith("Another process listens on that port.")
     assert "EADDRINUSE" in caught.value.rank.exception
     assert not caught.value.rank.lost
     assert "With NCCL it is the same" in str(caught.value)

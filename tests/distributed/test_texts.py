@@ -149,7 +149,7 @@ def test_whether_the_others_were_stopped_or_lost_the_connection_is_not_told():
         (failed(0, LOST), [rank(1)], "do all ranks make the same collective calls"),
         (failed(0, LOST), [rank(1, finished=True, stopped=True)], "do all ranks make the same collective calls"),
         (failed(0, LOST), [rank(1, finished=True, stopped=True)], "\nRank 1 finished."),
-        (failed(0, TAKEN), [rank(1)], "Another process listens at that port. A script that leaves init_method"),
+        (failed(0, TAKEN), [rank(1)], "Another process listens on that port. A script that leaves init_method"),
     ],
 )
 def test_each_end_has_its_words(culprit, others, says):
@@ -162,9 +162,9 @@ def test_a_time_limit_says_where_each_rank_was():
     assert "took longer than timeout=20 seconds" in text
     assert "Rank 0 was stopped at train.py, line 9: dist.all_reduce(x).\n  It last printed:\n      step 1\n" in text
     assert "Rank 1 finished." in text
-    assert "A rank that is done answers no more" in text
+    assert "A rank that has ended no longer answers" in text
     none = Run("train.py", (Rank(0, None, None, ""),), 1.0)
-    assert "Rank 0 had not started.\nStarting the ranks takes several seconds" in limit_text(none, 1.0)
+    assert "Rank 0 had not started.\nStarting the ranks alone takes several seconds" in limit_text(none, 1.0)
 
 
 # -- what NCCL says beside -------------------------------------------------------------------------------------------

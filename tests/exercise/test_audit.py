@@ -263,7 +263,7 @@ CONTAINERS = {
         "it[0] is another object",
     ),
     "key": (lambda: {"a": 1, 5: 2}, popitem, "it['a'] is gone"),
-    "order": (lambda: {"a": 1, "b": 2}, lambda c: c.update(a=c.pop("a")), "the order of it['…'] is another one"),
+    "order": (lambda: {"a": 1, "b": 2}, lambda c: c.update(a=c.pop("a")), "the order of it['…'] has changed"),
     "deque": (lambda: deque([1, 2]), lambda c: c.rotate(), "it[0] is 2, not 1"),
     "set": (lambda: {1, 2}, pop, "it has other contents"),
     "dataclass": (lambda: Sample(torch.ones(1), 0.1), lambda s: setattr(s, "rate", 1.0), "it.rate is 1.0, not 0.1"),

@@ -62,7 +62,7 @@ def test_a_gpu_that_tells_nothing_is_listed(fake_nvml: Any) -> None:
     (gpu,) = readings(nvml)
     assert all(getattr(gpu, field) is None for field in NUMBERS)
     assert len(gpu.unread) == len(ASKED)
-    assert "memory: this GPU or its driver does not tell (Not Supported)" in gpu.unread
+    assert "memory: this GPU or its driver does not report it (Not Supported)" in gpu.unread
     assert "GPU 0" in repr(readings(nvml))
 
 
@@ -92,7 +92,7 @@ def test_a_gpu_that_is_cut_into_slices_lists_their_memory_and_asks_for_no_utiliz
         (2, "MIG-b", 7 * MIB, 5000 * MIB),
     ]
     assert one.utilization is None
-    assert one.unread == ("utilization: not for a GPU that is cut into MIG slices",)
+    assert one.unread == ("utilization: not available for a GPU split into MIG slices",)
     assert (two.mig, two.slices, two.utilization) == (False, (), 87)
     assert "slice 2" in repr(readings(nvml))
     nvml.fails["nvmlDeviceGetMaxMigDeviceCount"] = NOT_SUPPORTED

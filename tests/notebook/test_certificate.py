@@ -33,7 +33,7 @@ def test_it_says_what_was_passed_when_and_which_faults_are_repaired(file, capsys
         assert f"token_weighting ({today})" in said
         assert "capstone: waits" in said or f"waits ({today})" in said
         assert f"log ({today})" in said
-        assert "signed by nobody" in said
+        assert "nobody has signed it" in said
         assert "1 of " in said
     assert "Faults repaired: capstone_drawn" in page
     assert "00_start_here" in page

@@ -69,7 +69,7 @@ def test_a_cell_that_uses_a_stub_gets_one_calm_note_that_names_it(notebook, run)
     assert bundle["text/plain"] == "○ Window: not attempted yet"
     assert "write it in the cell of Window, then run this one again" in bundle["text/html"]
     assert ".jp-OutputArea-child:has(.gpulab-not-yet) + " in bundle["text/html"]
-    assert traceback == "not attempted yet: this exercise is still to be written"
+    assert traceback == "not attempted yet: this exercise is not written yet"
 
 
 def test_a_stub_outside_of_a_function_gets_a_note_without_a_name(notebook, run):

@@ -149,7 +149,7 @@ def test_a_damaged_record_is_set_aside_with_a_note(kind, file):
     assert (passed.checks, passed.questions) == ({}, {})
     [note] = passed.notes
     assert note.startswith("progress.json was damaged (")
-    assert "it is kept as progress.damaged-1.json, and a new one begins" in note
+    assert "it is kept as progress.damaged-1.json, and a new one is started" in note
     assert len(note) < 300
     assert (file.parent / "progress.damaged-1.json").read_bytes() == DAMAGED[kind]
     assert progress.read_progress() == progress.Passed()
@@ -209,9 +209,7 @@ def test_the_next_entry_upgrades_it_and_loses_nothing(file):
 def test_a_record_of_a_newer_version_is_refused_and_left_alone(file):
     text = json.dumps(FIRST | {"version": 3, "predictions": []})
     file.write_text(text)
-    why = (
-        "progress.json is of version 3, and this gpulab knows versions 1 to 2: update gpulab; the file is left as it is"
-    )
+    why = "progress.json is of version 3, and this gpulab knows versions 1 to 2: update gpulab; the file is unchanged"
     assert progress.read_progress() == progress.Passed(notes=(f"progress not read: {why}",))
     assert progress.record_passed("checks", 8, "token_weighting") == (f"progress not recorded: {why}",)
     assert progress.record_guess("how many?", 2.5, 8) == (f"progress not recorded: {why}",)
@@ -319,7 +317,7 @@ def test_a_lock_that_is_held_is_told_after_a_while(file, monkeypatch):
     monkeypatch.setattr(progress, "_LOCK_SECONDS", 0.1)
     with FileLock(f"{file}.lock"):
         [note] = progress.record_passed("checks", 8, "token_weighting")
-    assert note.startswith("progress not recorded: another program has held the lock beside it")
+    assert note.startswith("progress not recorded: another program has held the lock of the file")
     assert not file.exists()
 
 

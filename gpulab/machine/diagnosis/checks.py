@@ -49,7 +49,7 @@ def _survive(name: str, check: Callable[[], list[Finding] | Finding | None]) -> 
         found = check() or []
         return found if isinstance(found, list) else [found]
     except Exception as error:
-        do = "The other lines hold. Please report this one to the course's maintainers, with its text."
+        do = "The other lines are still valid. Please report this one, with its text, to the course's maintainers."
         if isinstance(error, ImportError):
             do = "A package of the course is missing: run make lab in the course folder, or pip install -e . there."
         what = f"this check itself failed: {type(error).__name__}: {first_line(error)}"

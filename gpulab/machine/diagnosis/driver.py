@@ -207,7 +207,7 @@ def _hidden_or_ill(what: str, driver: Driver, torch: Torch) -> Finding:
     elif visible is not None:
         do = f"CUDA_VISIBLE_DEVICES is {visible!r}, which may hide the GPU: unset it before Python starts."
     else:
-        do = "Restart the machine (sleep can leave a driver in this state); if it stays, install the driver anew."
+        do = "Restart the machine (sleep can leave a driver in this state); if the error stays, reinstall the driver."
     return Finding("NVIDIA driver", "problem", f"{what}; torch cannot start CUDA: {torch.trouble}", do)
 
 

@@ -165,10 +165,10 @@ def judge_processors(processors: Processors) -> Finding:
     count = processors.threads
     what += f"; gpulab.setup() lets PyTorch compute with {count} {'thread' if count == 1 else 'threads'} at most"
     if limited:
-        do = "Give DataLoader no more workers than that: os.cpu_count() does not know of this limit."
+        do = "Give DataLoader no more workers than that: os.cpu_count() ignores this limit."
         return Finding("Processors", "note", what, do)
     if processors.busy >= 0.5 and count < here:
-        do = "Where this machine is yours, end what computes beside it, and run gpulab.setup() again."
+        do = "If this machine is yours, end the other programs, and run gpulab.setup() again."
         return Finding("Processors", "note", what, do)
     return Finding("Processors", "ok", what)
 

@@ -49,8 +49,8 @@ BANK.right(
      change("sum(n for address, n in saved.items() if address not in known)", "kept")),
 )  # fmt: skip
 BANK.mistakes(
-    ("a dict with these keys is wanted", "", change(GRADIENTS, ""), lambda *args: [*BANK.solution(*args).values()]),
-    ("a dict with these keys is wanted", "the function ends without a return", change(RETURN, "_ = {")),
+    ("return a dict with these keys", "", change(GRADIENTS, ""), lambda *args: [*BANK.solution(*args).values()]),
+    ("return a dict with these keys", "the function ends without a return", change(RETURN, "_ = {")),
     ("weights is not a whole number", "/ makes floats", change(WEIGHTS, WEIGHTS.replace("nbytes", "nbytes / 1"))),
     ("gradients is not a number", ".numel() give plain ints",
      change(GRADIENTS, '"gradients": torch.tensor(gradients),')),

@@ -28,6 +28,6 @@ BANK.right(change("best = min(range(1, most), key=expected)",
 BANK.mistakes(
     ("two values are wanted", "one number came back", change(RETURN, "return work_hours / best")),
     ("the two numbers are swapped", "", change(RETURN, "return expected(best), work_hours / best")),
-    ("interval is not a number", "a text came", change(RETURN, 'return f"{work_hours / best} h", expected(best)')),
+    ("interval is not a number", "this is a text", change(RETURN, 'return f"{work_hours / best} h", expected(best)')),
     ("the expected time is wrong", "", change(RETURN, "return work_hours / best, 1.1 * expected(best)")),
 )  # fmt: skip
