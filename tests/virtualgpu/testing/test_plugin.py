@@ -260,7 +260,7 @@ def test_it(virtual_gpu):
             del b
         with virtual_gpu.watch() as small:
             pass
-        with pytest.raises(RuntimeError, match="peak_memory is known when the block"):
+        with pytest.raises(RuntimeError, match="peak_memory is known only after the block"):
             outer.peak_memory
     assert outer.peak_memory == 30 * MIB == inner.peak_memory
     assert small.peak_memory == 10 * MIB
