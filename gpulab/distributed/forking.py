@@ -314,6 +314,10 @@ def _see_to(ranks: Ranks, store: socket.socket, enough: Callable[[], bool]) -> N
 
 if __name__ == "__main__":
     number, notebook, idle, *modules = sys.argv[1:]
-    job: Job | None = partial(serve, socket.socket(fileno=int(number)), int(notebook), float(idle), modules)
+    try:
+        job = serve(socket.socket(fileno=int(number)), int(notebook), float(idle), modules)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # as in _import
     while job is not None:
         job = job()

@@ -229,9 +229,10 @@ job(mine)
 # %% repaired tags=["solution"]
 def repaired():
     """The drawn script, `mine`, when its file has your repairs."""
-    # TODO: repair the script in its cell and run the cell; then this function is one line, return mine
+    # TODO: repair the script in its cell and run the cell; then this function is one line,
+    # return mine
     ### BEGIN SOLUTION
-    shutil.copy("train.py", mine)  # repaired, it is the same program, whatever its twelve faults were
+    shutil.copy("train.py", mine)  # repaired, it is the same program, whatever its faults were
     return mine
     ### END SOLUTION
 

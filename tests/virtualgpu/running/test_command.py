@@ -158,20 +158,28 @@ def test_the_page_names_the_exit_codes_that_the_help_names():
 
 
 @pytest.mark.parametrize(
-    ("source", "code"),
+    ("source", "code", "verdict"),
     [
-        ("x = torch.ones(9, device='cuda')", 0),
-        ("x = torch.empty(99 << 30, dtype=torch.uint8, device='cuda')", 12),
-        ("try:\n    torch.empty(99 << 30, device='cuda')\nexcept torch.OutOfMemoryError:\n    pass", 0),
-        ("try:\n    torch.empty(99 << 30, device='cuda')\nexcept torch.OutOfMemoryError:\n    sys.exit(3)", 3),
-        ("raise MemoryError('the host has none')", 1),
-        ("raise KeyboardInterrupt", 130),
+        ("x = torch.ones(9, device='cuda')", 0, "what ran fits on a T4"),
+        ("x = torch.empty(99 << 30, dtype=torch.uint8, device='cuda')", 12, "does not fit on a T4"),
+        (
+            "try:\n    torch.empty(99 << 30, device='cuda')\nexcept torch.OutOfMemoryError:\n    pass",
+            0,
+            "what ran fits",
+        ),
+        (
+            "try:\n    torch.empty(99 << 30, device='cuda')\nexcept torch.OutOfMemoryError:\n    sys.exit(3)",
+            3,
+            "ended by sys.exit(3)",
+        ),
+        ("raise MemoryError('the host has none')", 1, "ended by MemoryError: the host has none, exit code 1"),
+        ("raise KeyboardInterrupt", 130, "ended by KeyboardInterrupt, exit code 130"),
     ],
 )
-def test_the_exit_code_says_how_it_ended(written, source, code):
+def test_the_exit_code_says_how_it_ended(written, source, code, verdict):
     done = written(f"import sys\nimport torch\n{source}\n", ["--shapes-only"])
     assert done.code == code, done.err
-    assert f"exit code {code} after" in done.text
+    assert f"Verdict: {verdict}" in done.text
 
 
 @pytest.mark.parametrize("arguments", [["nothing.py"], ["--gpu", "T5", LOOP], ["--scaling", LOOP], ["-m"], []])
