@@ -326,7 +326,8 @@ lost_guess.compare(round(lost, 1), "computed", because=why)
 #
 # A few skipped steps at the start are normal, and one now and then later. A scale that *keeps* falling is not: then
 # `inf` or NaN comes from the forward pass or the data, and no scale can help.
-#
+
+# %% scaling-simulator-text [markdown]
 # ### See it move
 #
 # The simulator follows `GradScaler` through 5000 steps, with toy gradients.

@@ -268,11 +268,11 @@ link_guess.compare(round(plan.exposed_ms), "virtual", because=why)
 
 # %% links-explain [markdown]
 # “The work of” compares with the plain script on one GPU. Even over NVLink it is less than 2, since DDP copies each
-# gradient into its bucket and back. This explains the opening: without peer-to-peer more of the exchange is exposed.
+# gradient into its bucket and back. This explains the opening: without peer-to-peer more of it is exposed.
 #
-# To expose less, give each rank more samples, accumulate (one exchange a window), or send 16 bits:
+# To expose less, give each rank more samples, accumulate (one exchange per window) or send 16 bits:
 # `model.register_comm_hook(None, default_hooks.bf16_compress_hook)` from `torch.distributed.algorithms.ddp_comm_hooks`
-# halves the bytes, and rounds the gradients.
+# halves the bytes and rounds the gradients.
 #
 # `nvidia-smi topo -m` says how your GPUs are linked. On a DGX A100 (recorded, shortened, NVIDIA/nccl#1505):
 #
@@ -287,8 +287,8 @@ link_guess.compare(round(plan.exposed_ms), "virtual", because=why)
 # about peer-to-peer: ask `nvidia-smi topo -p2p rw`.
 #
 # A **NUMA** node is a part of the processors with its own memory and adapters. If a process on another node feeds GPU
-# 0, each batch crosses between nodes. Bind it (`numactl --cpunodebind=3 --membind=3`, newer `torchrun`:
-# `--numa-binding=node`).
+# 0, each batch crosses between nodes. Bind it (`numactl --cpunodebind=3 --membind=3`, newer
+# `torchrun --numa-binding=node`).
 
 # %% simulator-text [markdown]
 # ### See it move
