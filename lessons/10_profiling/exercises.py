@@ -53,8 +53,7 @@ gpu = gpulab.setup()
 #
 # - `events`: the events of a Chrome trace, a list of dicts in any order
 # - `gpu`: the number of the GPU; kernels of other GPUs do not count, nor do their launches
-# - `peak_flops`: the peak of this GPU's arithmetic, in FLOP/s
-# - `peak_bandwidth`: the peak of its memory, in bytes per second
+# - `peak_flops`, `peak_bandwidth`: the peaks of this GPU, in FLOP/s and in bytes per second
 #
 # Look at the time of all steps together, from the first step's begin to the last one's end. A gap is an interval in it
 # in which the GPU runs a kernel on none of its streams; copies are not kernels.

@@ -438,7 +438,7 @@ print("and the code is", code)
 # - `work_hours`: hours that the run takes without interruptions and checkpoints, at most 100 times the mean time
 #   between two interruptions of the run
 #
-# The interval is one with which the hours lost, `expected` − `work_hours`, are the least, to within 1 %: even if a
+# The interval is one with which the hours lost, `expected - work_hours`, are the least, to within 1 %: even if a
 # checkpoint takes about as long as the time between interruptions, and if it is best to save only at the end; then it
 # is `work_hours`.
 #

@@ -175,7 +175,7 @@ def test_an_arrow_key_on_a_slider_changes_the_picture_and_its_numbers(lecture, s
     assert "micro-batch" in numbers
     slider(simulator, "Micro-batch").press("ArrowRight")
     wait_until(lecture.page, lambda: picture(simulator)[0] != title, "another title")
-    assert picture(simulator)[0].startswith("The short micro-batch")  # a last one of one sample
+    assert picture(simulator)[0].startswith("The last gradient is")  # a last one of one sample
     assert picture(simulator)[1] != numbers
     assert slider(simulator, "Micro-batch").get_attribute("aria-valuetext") == "9 samples"
     shoot(lecture, "08_simulator")
@@ -197,7 +197,7 @@ def test_its_keys_are_not_jupyterlabs(lecture, simulator, key):
 
 def test_what_the_picture_says_is_spoken_when_it_has_come_to_rest(lecture, simulator):
     slider(simulator, "Micro-batch").press("ArrowRight")
-    simulator.get_by_role("status").filter(has_text="The short micro-batch").wait_for()
+    simulator.get_by_role("status").filter(has_text="its short micro-batch weighs").wait_for()
 
 
 def test_a_menu_and_a_checkbox_answer_to_keys(lecture, simulator):

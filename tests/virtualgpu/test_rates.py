@@ -54,7 +54,7 @@ def test_a_line_is_recovered(at_zero, slope, powers):
 
 
 def test_a_line_needs_two_points():
-    with pytest.raises(ValueError, match="points are 1"):
+    with pytest.raises(ValueError, match="there are 1 points; a line needs two"):
         rates.relative_fit([(1.0, 1.0)])
 
 
