@@ -49,7 +49,7 @@ def answered(notebook, edits):
             WRONG,
             "✘ not yet: x is on cuda:1, and the mask on cuda:0; expected: on cuda:1\nlikely: the code names",
         ),
-        ("right", RIGHT, "✔ the mask is where x is"),
+        ("right", RIGHT, "✔ the mask is on the device of x"),
     ],
 )
 def test_it_answers_at_once_and_can_be_read_in_either_theme(lecture, shoot, name, edits, told):
