@@ -32,6 +32,7 @@ READY, RUN, IMPORT, RETIRE = b"r", b"f", b"i", b"q"  # what is said on the chann
 _LOOK = 0.02  # seconds between two looks at the ranks
 _FIRST = 60.0  # seconds that it waits at least for the run that it was started for
 _PARENT = 1.0  # seconds between two looks at whether the notebook lives
+_ENDING = 10.0  # seconds for threads that have ended to be gone
 
 # What a process that was forked does: each job is returned through all that forked it, so that the ranks start from an
 # empty stack, and end as any Python does.
@@ -125,9 +126,11 @@ def _import(modules: Sequence[str], path: Sequence[str] = ()) -> None:
     if (trial := os.fork()) == 0:  # before a fork OpenBLAS ends its own threads, until they are needed again
         os._exit(0)
     os.waitpid(trial, 0)
-    threads = psutil.Process().num_threads()
-    if threads != 1:  # a lock that another thread holds stays locked in a fork for ever
-        raise SystemExit(f"{threads} threads run after import torch, and a process with several cannot be forked")
+    until = time.monotonic() + _ENDING
+    while (threads := psutil.Process().num_threads()) != 1:  # a busy machine counts one that has ended a while longer
+        if time.monotonic() > until:  # a lock that another thread holds stays locked in a fork for ever
+            raise RuntimeError(f"{threads} threads run after import torch, and a process with several cannot be forked")
+        time.sleep(0.001)
     gc.collect()
     gc.freeze()  # what is not looked at by the ranks' garbage collection stays shared memory
 
