@@ -65,7 +65,10 @@ def test_each_place_has_a_fault_and_a_probe_and_each_fault_a_place():
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["golf"], "there is no fault 'golf'"), (["bfloat16", "float32"], "'float32' and 'bfloat16' are in the same place")],
+    [
+        (["golf"], "there is no fault 'golf'"),
+        (["bfloat16", "float32"], "'float32' and 'bfloat16' are in the same place"),
+    ],
 )
 def test_what_does_not_go_together_is_refused(names, message):
     with pytest.raises(ValueError, match=message):
