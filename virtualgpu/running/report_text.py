@@ -84,9 +84,11 @@ def _on(report: Report, gpu: Gpu) -> str:
 
 def _memory(report: Report, gpu: Gpu, *, holders: bool) -> Rows:
     memory, short = gpu.memory, gpu.shortage
-    reserved, total = (mib(nbytes).removesuffix(" MiB") for nbytes in (memory.peak_reserved, memory.total))
-    used = "" if memory.peak_used is None else ", " + mib(memory.peak_used).removesuffix(" MiB")
-    text = f"{mib(memory.peak_allocated)} allocated, {reserved} reserved{used} of {total}{' used' if used else ''}"
+    allocated = mib(memory.peak_allocated)
+    unit = " MiB" if allocated.endswith("MiB") else "none"  # said once where it is the same for all
+    reserved, total = (mib(nbytes).removesuffix(unit) for nbytes in (memory.peak_reserved, memory.total))
+    used = "" if memory.peak_used is None else ", " + mib(memory.peak_used).removesuffix(unit)
+    text = f"{allocated} allocated, {reserved} reserved{used} of {total}{' used' if used else ''}"
     rows = [("peak", _on(report, gpu) + text)]
     if short is not None:
         asked = f"{mib(short.requested)}, of which {mib(short.missing)} were missing"

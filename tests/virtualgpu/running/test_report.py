@@ -51,6 +51,11 @@ def with_memory(**changes):
     return replace(REPORT, gpus=(replace(REPORT.gpus[0], memory=replace(MEMORY, **changes)),))
 
 
+def test_amounts_of_different_units_each_say_theirs():
+    text = " ".join(as_text(with_memory(peak_allocated=1024, peak_reserved=2 * MiB), ()).split())
+    assert "peak 1,024 bytes allocated, 2.0 MiB reserved, 1,300 MiB of 15,095 MiB used" in text
+
+
 def test_the_text_of_a_plain_run():
     assert as_text(REPORT, ()).splitlines() == [
         "gpulab run: train.py on a virtual T4",
