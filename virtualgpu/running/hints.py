@@ -99,6 +99,8 @@ def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
     name = _smallest(nbytes) if tried is None else tried.gpu
     if name is None:
         return f"{what}; no GPU of the table has so much."
+    if report.plan is not None:  # which says where it fits
+        return f"{what}."
     has = f"{name} ({mib(SPECS[name].memory_bytes)})"
     return (
         f"{what}; the smallest GPU of the table with so much is {has}: --gpu {name} --shapes-only shows the whole run."
