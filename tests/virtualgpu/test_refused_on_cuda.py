@@ -243,3 +243,21 @@ def test_fake_tensors_are_refused_by_their_name_but_not_pytorchs_own(gpu):
         torch.ones(2, device="cuda")
     with gpulab.without_gpu(), FakeTensorMode():
         assert torch.ones(2).shape == (2,)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "Float"), (torch.bfloat16, "BFloat16")])
+def test_a_saved_tensor_that_was_overwritten_has_cudas_type(gpu, dtype, name):
+    weight = torch.ones(4, device="cuda", dtype=dtype, requires_grad=True)
+    out = weight.exp()
+    out.add_(1)
+    with pytest.raises(
+        RuntimeError, match=rf"inplace operation: \[torch\.cuda\.{name}Tensor \[4\]\], which is output 0"
+    ):
+        out.sum().backward()
+
+
+def test_a_saved_tensor_of_the_hosts_keeps_its_type(gpu):
+    out = torch.ones(4, requires_grad=True).exp()
+    out.add_(1)
+    with pytest.raises(RuntimeError, match=r"inplace operation: \[torch\.FloatTensor \[4\]\]"):
+        out.sum().backward()

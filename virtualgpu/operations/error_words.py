@@ -22,6 +22,12 @@ def of_cpu(error: Exception) -> Exception:
     return error if changed == text else type(error)(changed)
 
 
+def of_saved(text: str) -> str:
+    """Return autograd's words about a tensor that it saved, with the name of CUDA's type."""
+    kind = r"\[(?:torch\.(\w+)Tensor|(?:CPU|Meta)(\w+)Type) \["
+    return re.sub(kind, lambda found: f"[torch.cuda.{found[1] or found[2]}Tensor [", text)
+
+
 def of_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
     """Replace an error of PyTorch's meta functions by the CPU's for the same shapes, else return it unchanged.
 
