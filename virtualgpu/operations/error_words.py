@@ -24,8 +24,9 @@ def of_cpu(error: Exception) -> Exception:
 
 def of_saved(text: str) -> str:
     """Return autograd's words about a tensor that it saved, with the name of CUDA's type."""
-    kind = r"\[(?:torch\.(\w+)Tensor|(?:CPU|Meta)(\w+)Type) \["
-    return re.sub(kind, lambda found: f"[torch.cuda.{found[1] or found[2]}Tensor [", text)
+    named = "Byte|Char|Double|Float|Int|Long|Short|Half"  # the others keep the name of PyTorch's C++
+    text = re.sub(rf"\[(?:torch\.|Meta)({named})(?:Tensor|Type) \[", r"[torch.cuda.\1Tensor [", text)
+    return re.sub(r"\[(?:CPU|Meta)(\w+)Type \[", r"[CUDA\1Type [", text)
 
 
 def of_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
