@@ -699,14 +699,14 @@ def window_overflow() -> Picture:
             ]
         ends = ("finite", "steps", "keeps scale", "steps") if good else ("inf", "skips", "halves scale", "waits")
         for i, words in enumerate(ends):
-            x = 392 + 118 * i
+            x = 392 + 115 * i
             body += [
-                rect(x, y, 108, 40, fill=PAPER, stroke=GREEN if good else ORANGE, radius=4),
-                text(x + 54, y + 25, words, anchor="middle"),
+                rect(x, y, 104, 40, fill=PAPER, stroke=GREEN if good else ORANGE, radius=4),
+                text(x + 52, y + 25, words, anchor="middle"),
             ]
     body.append(text(120, 22, "scale(loss).backward()", fill=MUTED))
     for i, words in enumerate((".grad", "step(optimizer)", "update()", "schedule")):
-        body.append(text(446 + 118 * i, 22, words, anchor="middle", fill=MUTED))
+        body.append(text(444 + 115 * i, 22, words, anchor="middle", fill=MUTED))
     return Picture(860, 156, "One overflow costs the whole window", WINDOW_OVERFLOW, tuple(body), 1)
 
 
