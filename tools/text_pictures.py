@@ -830,6 +830,29 @@ def processes() -> Picture:
     return Picture(860, 194, "Each rank is a process with a GPU and all weights", PROCESSES, tuple(body), 1)
 
 
+def past_ddp() -> Picture:
+    """A forward pass through DistributedDataParallel, and one past it: what becomes of the gradients."""
+    body = []
+    for y, name, through in ((8, "model(x)", True), (86, "model.module(x)", False)):
+        body.append(text(18, y + 31, name, weight="bold"))
+        if through:
+            body += [
+                *_arrow(164, 194, y + 26, "", 3),
+                *_box(196, y, 154, "DDP.forward", "readies its buckets", BLUE),
+                *_arrow(350, 384, y + 26, "", 3),
+            ]
+        else:
+            body += _arrow(164, 384, y + 26, "", 3)
+        color = GREEN if through else ORANGE
+        words = ("gradients averaged", "equal on all ranks") if through else ("nothing exchanged", "each rank its own")
+        body += [
+            *_box(386, y, 180, "the module", "forward, backward", GREEN),
+            *_arrow(566, 652, y + 26, "", 3),
+            *_box(654, y, 188, *words, color),
+        ]
+    return Picture(860, 148, "Only a call through DDP leads to an exchange", PAST_DDP, tuple(body), 1)
+
+
 def resharded() -> Picture:
     """Twelve rows of a weight: the files of the two ranks that saved them, and what one rank and three ranks read."""
     body, left, wide = [], 200, 52
@@ -917,6 +940,7 @@ STREAM_PARTS = "Of 12 lines each of four workers keeps every fourth."
 NESTED_RANGES = "Forward holds linear and relu; addmm, within linear, and relu launch kernels."
 FUSION = "As written: nine kernels that each read and write memory. Fused: one."
 PROCESSES = "Two machines, two ranks each, with a GPU and all weights."
+PAST_DDP = "model(x) goes through DDP, and gradients are exchanged; model.module(x) goes past it."
 RESHARDED = "Twelve rows in the files of two ranks; one rank reads both files; of three ranks, rank 1 reads both."
 PLACE_IN_EPOCH = "Of 15 batches 8 are done. Without the place all 15 follow, with it the other 7."
 RESTART = "Saved at steps 10 and 20, killed in step 25. The new ranks go on from step 20 until a notice comes."
@@ -953,6 +977,7 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "nested_ranges": nested_ranges,
     "fusion": fusion,
     "processes": processes,
+    "past_ddp": past_ddp,
     "resharded": resharded,
     "place_in_epoch": place_in_epoch,
     "restart": restart,
