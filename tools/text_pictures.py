@@ -767,7 +767,7 @@ def nested_ranges() -> Picture:
         for x, wide in spans:
             body.append(bar(x, y, wide, 28, fill=SKY if alone != "0 ms" else PAPER))
     body.append(text(18, 204, "the GPU", weight="bold"))
-    for x, wide, words, source in ((250, 150, "kernel: 3 ms", (240, 132)), (430, 100, "kernel: 2 ms", (450, 168))):
+    for x, wide, words, source in ((250, 150, "kernel: 3 ms", (240, 132)), (450, 100, "kernel: 2 ms", (430, 168))):
         body += [
             bar(x, 186, wide, 28, fill=GREEN),
             text(x + wide / 2, 205, words, anchor="middle", fill=INK),
@@ -779,7 +779,7 @@ def nested_ranges() -> Picture:
 
 def fusion() -> Picture:
     """Memory traffic of a GELU of nine operations: one kernel for each, and one for all."""
-    body, names = [], ("x + bias", "h³", "0.04 · h³", "h + …", "0.8 · …", "tanh", "1 + …", "0.5 · h", "… · …")
+    body, names = [], ("x + bias", "h³", "a · h³", "h + …", "b · …", "tanh", "1 + …", "0.5 · h", "… · …")
     body += [text(18, 30, "as written", weight="bold"), text(18, 134, "fused", weight="bold")]
     reads = (1, 1, 1, 2, 1, 1, 1, 1, 2)
     for i, (name, count) in enumerate(zip(names, reads, strict=True)):
@@ -825,7 +825,7 @@ def processes() -> Picture:
         line(546, 140, 546, 160, stroke=INK, width=3),
         line(736, 140, 736, 160, stroke=INK, width=3),
         line(122, 160, 736, 160, stroke=INK, width=3),
-        text(429, 182, "gradients: averaged over all four in each step, so all weights stay equal", anchor="middle"),
+        text(429, 182, "gradients: averaged over all four", anchor="middle"),
     ]
     return Picture(860, 194, "Each rank is a process with a GPU and all weights", PROCESSES, tuple(body), 1)
 
