@@ -182,7 +182,7 @@ for line in table.splitlines():  # without the columns of the CPU, in the middle
 #
 # ![Forward holds linear and relu; addmm, within linear, and relu launch kernels.](../docs/pictures/nested_ranges.svg)
 #
-# (On a real GPU a second row of that name shows its span on the GPU. Backward runs in autograd's
+# (On a real GPU a second row `forward` shows its span on the GPU. Backward runs in autograd's
 # own thread, so a range around it totals 0.)
 #
 # | column | what it is | what it is not |
