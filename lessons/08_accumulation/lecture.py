@@ -401,8 +401,11 @@ print(gpulab.timing.syncs(last_lines))
 print(f"scale {scaler.get_scale():,.0f}, steps of the schedule: {schedule.last_epoch}")
 
 # %% amp-explain [markdown]
-# **An overflow in one micro-batch costs the whole window**: the `inf` is added to `.grad`, and the step is skipped. And
-# the host waits three times in a window: each `get_scale()` reads a number from the GPU, and so does `step`.
+# **An overflow in one micro-batch costs the whole window**, since the `inf` is added to `.grad`:
+#
+# ![With an inf in the third of four micro-batches .grad is inf, the step is skipped, the scale halved, and the schedule waits.](../docs/pictures/window_overflow.svg)
+#
+# The host waits three times in a window: each `get_scale()` reads a number from the GPU, and so does `step`.
 #
 # **By default gradients accumulate in the dtype of the parameters.** Under autocast that is float32. In a model that is
 # bf16 itself (`model.to(torch.bfloat16)`) `.grad` is bf16 too. A thousand micro-batches each add the same number to it.

@@ -349,7 +349,11 @@ gpulab.turn.filled_from_rank_0(fill)
 # ## Saved on two, loaded on one and on three
 #
 # `torch.save(model.state_dict())` would write this rank's rows. `torch.distributed.checkpoint` (**DCP**) lets each
-# rank write its part, and cuts anew when it loads. Here two ranks make two steps and save; then one rank loads and
+# rank write its part, and cuts anew when it loads:
+#
+# ![Twelve rows in the files of two ranks; one rank reads both files; of three ranks, rank 1 reads both.](../docs/pictures/resharded.svg)
+#
+# Here two ranks make two steps and save; then one rank loads and
 # makes the third step, and so do three:
 
 # %% save-write
