@@ -57,11 +57,11 @@ halving_guess = gpulab.predict("How many batch sizes fail before one fits?")
 layers = [layer for _ in range(12) for layer in (nn.Linear(96, 96), nn.ReLU())]
 model = nn.Sequential(*layers, nn.Linear(96, 10)).to(device)
 failed = []
-with gpulab.memory.timeline() as told, gpulab.memory.limit(128):
+with gpulab.memory.timeline() as recorded, gpulab.memory.limit(128):
     retry_inside(65_536)
 print(f"failed: {failed}\nafterwards: {live():.1f} MiB live ({gpu.numbers})")
 halving_guess.compare(len(failed), gpu.numbers, because="None fits, down to a batch of 1.")
-told
+recorded
 
 # %% question-answer [markdown]
 # Nothing fits, although nearly all of the memory is free again afterwards. Look at what is allocated: it goes down
@@ -338,12 +338,12 @@ row_guess.compare(torch.cuda.memory_allocated(device) - before, gpu.numbers, bec
 print(f"this model, no backward: {loss_keeps(model, x, False):,} bytes a loss ({gpu.numbers})")
 with gpulab.VirtualGPU("T4", compute=False):
     layers, tokens = transformer(2), torch.empty(8, 128, 1024, device="cuda")
-    with gpulab.memory.timeline() as told:
+    with gpulab.memory.timeline() as recorded:
         for backward in (True, False):
-            told.mark(f"{backward=}")
+            recorded.mark(f"{backward=}")
             kept = loss_keeps(layers, tokens, backward)
             print(f"transformer layers, {backward=}: {kept:,} bytes a loss (virtual)")
-told
+recorded
 
 # %% leaks-surprise [markdown]
 # Without `backward()`, on the right, the loss keeps the whole graph. So the tutorials are right about validation, and
