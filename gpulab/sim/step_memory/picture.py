@@ -10,24 +10,10 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import (
-    MARGIN,
-    SMALL,
-    Live,
-    Picture,
-    bar,
-    key,
-    length,
-    line,
-    num,
-    polyline,
-    rect,
-    shape,
-    text,
-)
+from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, key, line, num, polyline, rect, shape, text
 
 from ..base.lanes import Axis, blocks, cursor, playhead, round_step
-from ..base.scene import END, Plot, Scale, between, keys, note, picture, pointer, small
+from ..base.scene import END, Plot, Scale, between, fitted, note, picture, pointer, small
 from ..base.touch import Grip, draggable, grasp
 from ..base.words import count, duration, percent, size
 from .model import CATEGORIES, FRAMES, Step, kept, now_alive, since
@@ -37,7 +23,7 @@ LEFT, RIGHT, TOP, BOTTOM = 62.0, 600.0, 128.0, 356.0  # of the curve
 PANEL = 640.0
 BASE, HIGH = BOTTOM + 26, 66.0  # of the bars in the panel
 COLUMNS = 220  # of the curve at most
-STROKE = 7.0  # from one stroke of a hatched part to the next
+PHASES = {"recompute": (VERMILLION, 10.0), "backward": (MUTED, 5.0)}  # of the band: fill, and how high
 Column = tuple[float, tuple[int, ...]]  # where it ends, and its bytes by category
 FILLS = dict(zip(CATEGORIES, (SKY, RULE, GREEN, ORANGE, PURPLE, YELLOW), strict=True))
 
@@ -55,8 +41,7 @@ def _axis(step: Step) -> Axis:
 
 def _layers(step: Step) -> list[str]:
     now = step.moment
-    found = [text(MARGIN, 14, f"the layers at {since(now.start)}: {now.words}", weight="bold")]
-    found += keys(560, 14, ("boundary: its input", ORANGE), ("inside a layer", PURPLE, True))
+    found = [text(MARGIN, 14, f"The layers at {since(now.start)}: {now.words}", weight="bold")]
     gap = 6.0 if len(step.segments) < 30 else 2.0
     wide = (END - MARGIN - 8 - gap * len(step.segments)) / step.sizes.layers
     thin = min(6.0, wide / 3)
@@ -69,16 +54,14 @@ def _layers(step: Step) -> list[str]:
                 found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=INK))
             found.append(rect(x + thin, STRIP, wide - thin, STRIP_HIGH, stroke=RULE))
             if interior and step.sizes.interior > step.sizes.boundary:
-                found.append(bar(x + thin, STRIP, wide - thin, STRIP_HIGH, fill=PURPLE, hatched=True))
+                found.append(bar(x + thin, STRIP, wide - thin, STRIP_HIGH, fill=PURPLE))
             if layer == now.layer:
                 found.append(_pointer(x + wide / 2, now.kind))
             x += wide
         found.append(line(start + 1, STRIP + STRIP_HIGH + 7, x - 1, STRIP + STRIP_HIGH + 7, stroke=MUTED, width=2))
-        words = "computed again" if again else "kept"
-        words = next((w for w in (words, "again" if again else "kept", "") if length(w, SMALL) < x - start), "")
-        if words:
-            middle = (start + x) / 2
-            found.append(note(middle, STRIP + STRIP_HIGH + 24, words, anchor="middle"))
+        ends = f"{layers[0] + 1}–{layers[-1] + 1}" if len(layers) > 1 else f"{layers[0] + 1}"
+        what = "computed again" if again else "kept"
+        found.append(fitted(start, x - start, STRIP + STRIP_HIGH + 24, f"{ends}: {what}", ends, fill=MUTED))
         x += gap
     if step.state[-1].input:
         found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=INK))
@@ -104,9 +87,9 @@ def _columns(step: Step) -> Iterator[Column]:
 def _curve(step: Step) -> list[str]:
     most = max(step.plain_peak, step.peak.total) * 1.08
     high = (BOTTOM - TOP) / most
-    columns = list(_columns(step))
-    found = [note(MARGIN, TOP - 10, "memory, GiB (virtual)")]
+    found = [note(LEFT, TOP - 14, "memory, GiB (virtual)")]
     apart = round_step(most / 2**30 / 6)
+    columns = list(_columns(step))
     levels = [apart * mark for mark in range(math.ceil(most / 2**30 / apart))]
     plot = Plot(Scale(LEFT, RIGHT, 0, step.seconds), Scale(BOTTOM, TOP, 0, most / 2**30))
     found += plot.levels({level: f"{level:.3g}" for level in levels})
@@ -120,20 +103,7 @@ def _curve(step: Step) -> list[str]:
         path += f"V{num(BOTTOM)}Z"
         fill = FILLS[CATEGORIES[upto - 1]]
         found.append(f'<path d="{path}" fill="{fill}" stroke="{INK}" stroke-width="0.5"/>')
-    return [*found, _strokes(columns, high), *_marks(step, high), *_phases(step)]
-
-
-def _strokes(columns: list[Column], high: float) -> str:
-    """A second sign beside the colour of what layers keep inside."""
-    below = CATEGORIES.index("inside layers")
-    path, x = "", LEFT + STROKE
-    for end, alive in columns:
-        while x < end:
-            if alive[below]:
-                low, top = (BOTTOM - sum(alive[:upto]) * high for upto in (below, below + 1))
-                path += f"M{num(x)} {num(low)}V{num(top)}"
-            x += STROKE
-    return f'<path d="{path}" stroke="{INK}" stroke-width="1" fill="none"/>'
+    return [*found, *_marks(step, high), *_phases(step)]
 
 
 def _marks(step: Step, high: float) -> list[str]:
@@ -143,7 +113,7 @@ def _marks(step: Step, high: float) -> list[str]:
     found = [
         # it moves with the slider, also within a layer's pass
         cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, BOTTOM + 14),
-        pointer(x, y - 1, half=5, high=8),
+        dot(x, y, 4, fill=INK),
     ]
     if y - plain > 44:
         found.append(line(LEFT, plain, RIGHT, plain, stroke=INK, width=1.5, dash="6 4"))
@@ -154,24 +124,29 @@ def _marks(step: Step, high: float) -> list[str]:
 
 def _phases(step: Step) -> list[str]:
     """A band under the curve: backward in half its height, what is computed again in all of it."""
+    axis, again = _axis(step), any(step.again)
     found = [rect(LEFT, BOTTOM + 4, RIGHT - LEFT, 10, stroke=MUTED)]
-    runs = [(kind, list(run)) for kind, run in groupby(step.moments, key=lambda moment: moment.kind)]
-    for kind, fill, high in (("recompute", VERMILLION, 10.0), ("backward", MUTED, 5.0)):
-        stretches = [(run[0].start, run[-1].start + run[-1].seconds) for what, run in runs if what == kind]
-        found.append(blocks(_axis(step), stretches, BOTTOM + 14 - high, high, fill=fill))
-    again = ("computed again (high)", VERMILLION)
-    found += [
-        note(LEFT, BOTTOM + 33, "0", anchor="middle"),
-        note(RIGHT, BOTTOM + 33, duration(step.seconds), anchor="end"),
-        *keys(LEFT + 40, BOTTOM + 33, ("forward", PAPER), ("backward (low)", MUTED), again),
-    ]
+    starts: dict[str, float] = {}
+    for kind, group in groupby(step.moments, key=lambda moment: moment.kind):
+        run = list(group)
+        starts.setdefault(kind, axis.x(run[0].start))
+        if kind in PHASES:
+            fill, high = PHASES[kind]
+            found.append(
+                blocks(axis, [(run[0].start, run[-1].start + run[-1].seconds)], BOTTOM + 14 - high, high, fill=fill)
+            )
+    found += [note(RIGHT, BOTTOM + 33, duration(step.seconds), anchor="end")]
+    if step.sizes.micro_batches == 1:
+        found += [note(starts[kind], BOTTOM + 33, kind) for kind in ("forward", "backward")]
+    else:
+        found.append(note(LEFT, BOTTOM + 33, f"forward and backward, {step.sizes.micro_batches} times"))
+    if not again:
+        return [*found, small(LEFT, BOTTOM + 58, "Every layer keeps its inside until its backward pass.")]
     extra = f"computed again: {step.recomputed} of {step.sizes.layers} layers, {percent(step.extra)} more compute"
     why = "The last segment stays, as backward begins with it and needs it at once."
-    if not any(step.again):
-        why = "Every layer keeps its inside until its backward pass."
-    elif step.again[-1]:
+    if step.again[-1]:
         why = "The last segment goes and comes back at once: backward begins with it."
-    return [*found, small(LEFT, BOTTOM + 58, extra), small(LEFT, BOTTOM + 78, why)]
+    return [*found, key(LEFT, BOTTOM + 58, extra, fill=VERMILLION), small(LEFT, BOTTOM + 78, why)]
 
 
 def _now(step: Step) -> list[str]:
@@ -179,7 +154,7 @@ def _now(step: Step) -> list[str]:
     y = TOP + 10
     for name, value in reversed(now_alive(step.moment)):  # as they lie upon one another
         words = "weights, copies" if name == "weights" and step.sizes.copies else name
-        found.append(key(PANEL, y, words, fill=FILLS[name], hatched=name == "inside layers"))
+        found.append(key(PANEL, y, words, fill=FILLS[name]))
         found.append(small(END, y, size(value), anchor="end"))
         y += 21
     found.append(line(PANEL, y - 13, END, y - 13, stroke=MUTED))
@@ -205,7 +180,7 @@ def _choice(step: Step) -> list[str]:
         found.append(rect(x - wide / 2, y, wide, BASE - y, fill=fill, stroke=edge))
     x, y = place(step.best)
     found.append(pointer(x, y - 3, half=5, high=9))
-    if step.jump:
+    if step.jump and chosen in (step.jump - 1, step.jump):
         (before, low), (x, y) = place(step.jump - 1), place(step.jump)
         found.append(polyline([(before, low - 3), (before, y - 3), (x, y - 3)], stroke=VERMILLION, width=2.5))
         found.append(between(PANEL, END, x, y - 8, f"{step.jump - 1} → {step.jump}", size=SMALL))
