@@ -20,7 +20,7 @@ class LossScaling(Simulator[Run]):
 
     controls = (
         Slider("scale_power", "First scale, power of 2", 0, 24, 16),
-        Slider("step", "Look at step", 1, STEPS, 1),
+        Slider("step", "Look at step", 1, STEPS, STEPS),
         Slider("largest_power", "Largest, power of 2", -20.0, 10.0, 0.5, step=0.5),
         Slider("spread", "Spread", 1.0, 10.0, 5.0, unit="powers of two", step=0.5),
         Slider("bad_batches", "Bad batches", 0, 200, 0, unit="in 10,000"),
@@ -31,9 +31,9 @@ class LossScaling(Simulator[Run]):
         _state(
             "Begin high",
             16,
-            1,
+            STEPS,
             0,
-            "65,536 is too large: one step is lost, and the scale is found. Drag the histogram.",
+            "65,536 is too large: one step is lost, and the scale is found. Click the mark of step 1: what is inf?",
         ),
         _state(
             "Begin at 1",
