@@ -26,10 +26,10 @@ class MemoryBudget(Simulator[Budget]):
         Choice("optimizer", "Optimizer", OPTIMIZERS, "adam"),
         Choice("precision", "Precision", PRECISIONS, "master"),
         Choice("checkpointing", "Checkpointing", CHECKPOINTING, "none"),
-        Sizes("batch", "Batch per rank", 1, 1024, 1, unit="samples", stops=tuple(2**i for i in range(11))),
+        Sizes("batch", "Batch per rank", 1, 1024, 1, stops=tuple(2**i for i in range(11))),
         Slider("sequence", "Sequence", 0, 32_768, 2048, unit="tokens", step=128),
         Slider("resolution", "Resolution", 0, 512, 224, unit="pixels", step=32),
-        Sizes("ranks", "Ranks", 1, 1024, 1, unit="GPUs", stops=tuple(2**i for i in range(11))),
+        Sizes("ranks", "Ranks", 1, 1024, 1, stops=tuple(2**i for i in range(11))),
         Choice("parallel", "Parallelism", PARALLEL, "ddp"),
         Slider("layers", "Layers", 1, 128, 24),
         Slider("hidden", "Width", 256, 16_384, 2048, step=128),
@@ -52,7 +52,7 @@ class MemoryBudget(Simulator[Budget]):
             "8 ranks, FSDP",
             8,
             "fsdp",
-            "The same eight share weights, gradients and state. The rest is the batch's: pull it.",
+            "The same eight share weights, gradients and state. The rest is the batch’s: pull it.",
         ),
     )
     model = staticmethod(simulate)
