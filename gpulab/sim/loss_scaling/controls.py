@@ -35,20 +35,8 @@ class LossScaling(Simulator[Run]):
             0,
             "65,536 is too large: one step is lost, and the scale is found. Click the mark of step 1: what is inf?",
         ),
-        _state(
-            "Begin at 1",
-            0,
-            STEPS,
-            0,
-            "No step is lost, but doubling every 2,000 steps comes nowhere.",
-        ),
-        _state(
-            "Bad batches",
-            16,
-            1900,
-            200,
-            "Two batches in a hundred are NaN at any scale, and the scaler has no floor.",
-        ),
+        _state("Begin at 1", 0, STEPS, 0, "No step is lost, but doubling every 2,000 steps comes nowhere."),
+        _state("Bad batches", 16, 1900, 200, "Two batches in a hundred are NaN at any scale; the scaler has no floor."),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

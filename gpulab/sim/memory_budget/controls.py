@@ -36,18 +36,8 @@ class MemoryBudget(Simulator[Budget]):
     )
     primary = ("model", "batch", "ranks")
     states = (
-        _state(
-            "One GPU",
-            1,
-            "ddp",
-            "12.6 GiB of weights: does an 80 GB card train it? See what fills the bar.",
-        ),
-        _state(
-            "8 ranks, DDP",
-            8,
-            "ddp",
-            "Eight cards, eight copies: each rank needs more than before.",
-        ),
+        _state("One GPU", 1, "ddp", "12.6 GiB of weights: does an 80 GB card train it? See what fills the bar."),
+        _state("8 ranks, DDP", 8, "ddp", "Eight cards, eight copies: each rank needs more than before."),
         _state(
             "8 ranks, FSDP",
             8,

@@ -18,7 +18,7 @@ PARALLEL = {
     "zero3": "ZeRO-3: weights too",
     "fsdp": "FSDP: as ZeRO-3, prefetching",
 }
-PARALLEL_WORDS = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp": "FSDP"}
+PARALLEL_WORDS = {name: words.partition(":")[0] for name, words in PARALLEL.items()}
 CONTEXT_BYTES = 300 << 20  # as the virtual GPU's
 MOST = 1 << 20  # no larger batch is looked for
 
@@ -41,17 +41,7 @@ class Moment(NamedTuple):
         return sum(self)
 
 
-CATEGORIES = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer state",
-    "activations": "activations",
-    "logits": "logits",
-    "temporaries": "temporaries",
-    "workspaces": "workspaces",
-    "communication": "communication",
-    "context": "CUDA context",
-}
+CATEGORIES = {name: name for name in Moment._fields} | {"optimizer": "optimizer state", "context": "CUDA context"}
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,7 @@ BARS, BAR, GPUS, KEY = 24.0, 36.0, 128.0, 363.0
 ROW = 18.0
 GIB = 2**30
 MOST = 1024  # the largest batch of the control
-COLOURS = {
-    "weights": BLUE,
-    "gradients": ORANGE,
-    "optimizer": GREEN,
-    "activations": PURPLE,
-    "logits": YELLOW,
-    "temporaries": VERMILLION,
-    "workspaces": MUTED,
-    "communication": PAPER,
-    "context": RULE,
-}
+COLOURS = dict(zip(CATEGORIES, (BLUE, ORANGE, GREEN, PURPLE, YELLOW, VERMILLION, MUTED, PAPER, RULE), strict=True))
 
 
 def draw(result: Budget) -> Picture:

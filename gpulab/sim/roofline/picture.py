@@ -10,7 +10,7 @@ from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, li
 
 from ..base.scene import END, Plot, Scale, line_key, note, picture, pointer, small
 from ..base.touch import clickable, grasp, named, on_track
-from ..base.words import duration, many, percent
+from ..base.words import duration, many
 from .model import DTYPES, Operation, Roofs, rate
 
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 556.0, 58.0, 398.0  # of the plot
@@ -144,7 +144,7 @@ def _panel(result: Roofs) -> list[str]:
 
 def _times(result: Roofs, top: float) -> list[str]:
     """How long the parts of the chosen operation take, its shape, and how its tiles fill the SMs."""
-    op, tiling = result.operation, result.operation.tiling
+    op = result.operation
     body = [note(PANEL, top, f"{op.words}: what takes how long")]
     parts = (("arithmetic", op.arithmetic, GREEN), ("memory", op.memory, PURPLE), ("a launch", op.least, RULE))
     most, y = max(seconds for _, seconds, _ in parts), top + 26
@@ -155,11 +155,7 @@ def _times(result: Roofs, top: float) -> list[str]:
             body.append(bar(PANEL + 84, y - 13, wide, 16, fill=fill, hatched=fill == PURPLE))
             body.append(small(PANEL + 90 + wide, y, duration(seconds)))
             y += 24
-    told = list(wrap(op.shape, END - PANEL, SMALL))
-    if tiling:
-        split = f" × {tiling.splits} parts" if tiling.splits > 1 else ""
-        told.append(f"{many(tiling.tiles, 'tile')}{split} on {result.spec.sms} SMs:")
-        told.append(f"{many(tiling.waves, 'wave')}, {percent(result.full)} full")
-    elif op.kernels > 1:
+    told = [*wrap(op.shape, END - PANEL, SMALL), *wrap(result.tiles, END - PANEL, SMALL)]
+    if op.kernels > 1:
         told.append(f"{op.kernels} kernels, as none is fused")
     return [*body, *(small(PANEL, y + 8 + place * 18, words) for place, words in enumerate(told))]
