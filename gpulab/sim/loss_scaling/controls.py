@@ -1,7 +1,4 @@
-"""Loss scaling: the sizes of the gradients against what fp16 can hold, and the scale over the steps of a run.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""Loss scaling: the sizes of the gradients against what fp16 can hold, and the scale over the steps of a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What fills a GPU's memory in training, on one rank or many, and which GPUs have enough of it.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""What fills a GPU's memory in training, on one rank or many, and which GPUs have enough of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Two bars of memory over the GPUs that may hold them: draws a result of `model`.
-
-Two bars, for the two fullest moments of a step, over the memories of the GPUs on the same scale.
-"""
+"""Two bars, for the two fullest moments of a step, over the memories of the GPUs on the same scale."""
 
 from __future__ import annotations
 

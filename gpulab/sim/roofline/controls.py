@@ -1,7 +1,4 @@
-"""The roofline: what a GPU can reach by how much arithmetic an operation does for each byte, and five operations.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""The roofline: what a GPU can reach by how much arithmetic an operation does for each byte, and five operations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The roofs, the operations under them and their times: draws a result of `model`.
-
-Both axes are logarithmic. Times are those of the virtual GPU's clock.
-"""
+"""The roofs, the operations under them and their times: draws a result of `model`."""
 
 from __future__ import annotations
 
@@ -155,7 +152,10 @@ def _times(result: Roofs, top: float) -> list[str]:
             body.append(bar(PANEL + 84, y - 13, wide, 16, fill=fill, hatched=fill == PURPLE))
             body.append(small(PANEL + 90 + wide, y, duration(seconds)))
             y += 24
-    told = [*wrap(op.shape, END - PANEL, SMALL), *wrap(result.tiles, END - PANEL, SMALL)]
+    told = [
+        *wrap(op.shape, END - PANEL, SMALL),
+        *(line for part in result.tiles.split(": ") for line in wrap(part, END - PANEL, SMALL)),
+    ]
     if op.kernels > 1:
         told.append(f"{op.kernels} kernels, as none is fused")
     return [*body, *(small(PANEL, y + 8 + place * 18, words) for place, words in enumerate(told))]

@@ -1,7 +1,4 @@
-"""Memory over one training step, by what it holds: with checkpointing, and what that costs.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""Memory over one training step, by what it holds: with checkpointing, and what that costs."""
 
 from __future__ import annotations
 

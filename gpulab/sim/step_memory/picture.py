@@ -1,7 +1,4 @@
-"""The layers at one moment, and memory over the step: draws a result of `model`.
-
-Above, the layers at one moment; below, the whole step, and how much each number of segments keeps.
-"""
+"""The layers at one moment, and memory over the step: draws a result of `model`."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ STRIP, STRIP_HIGH = 26.0, 38.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 600.0, 128.0, 356.0  # of the curve
 PANEL = 640.0
 BASE, HIGH = BOTTOM + 26, 66.0  # of the bars in the panel
+GIB = 2**30
 COLUMNS = 220  # of the curve at most
 PHASES = {"recompute": (VERMILLION, 10.0), "backward": (MUTED, 5.0)}  # of the band: fill, and how high
 Column = tuple[float, tuple[int, ...]]  # where it ends, and its bytes by category
@@ -85,41 +83,34 @@ def _columns(step: Step) -> Iterator[Column]:
 
 
 def _curve(step: Step) -> list[str]:
-    most = max(step.plain_peak, step.peak.total) * 1.08
-    high = (BOTTOM - TOP) / most
+    most = max(step.plain_peak, step.peak.total) * 1.08 / GIB
+    plot = Plot(Scale(LEFT, RIGHT, 0, step.seconds), Scale(BOTTOM, TOP, 0, most))
+    apart, columns = round_step(most / 6), list(_columns(step))
     found = [note(LEFT, TOP - 14, "memory, GiB (virtual)")]
-    apart = round_step(most / 2**30 / 6)
-    columns = list(_columns(step))
-    levels = [apart * mark for mark in range(math.ceil(most / 2**30 / apart))]
-    plot = Plot(Scale(LEFT, RIGHT, 0, step.seconds), Scale(BOTTOM, TOP, 0, most / 2**30))
-    found += plot.levels({level: f"{level:.3g}" for level in levels})
+    found += plot.levels({apart * mark: f"{apart * mark:.3g}" for mark in range(math.ceil(most / apart))})
     for upto in range(len(CATEGORIES), 0, -1):  # each over the one before, so that only its own part is seen
-        path = f"M{num(LEFT)} {num(BOTTOM)}"
-        before = ""
+        path, before = f"M{num(LEFT)} {num(BOTTOM)}", ""
         for end, alive in columns:
-            at = num(BOTTOM - sum(alive[:upto]) * high)
+            at = num(plot.y.at(sum(alive[:upto]) / GIB))
             path += f"V{at}H{num(end)}" if at != before else f"H{num(end)}"
             before = at
-        path += f"V{num(BOTTOM)}Z"
         fill = FILLS[CATEGORIES[upto - 1]]
-        found.append(f'<path d="{path}" fill="{fill}" stroke="{INK}" stroke-width="0.5"/>')
-    return [*found, *_marks(step, high), *_phases(step)]
+        found.append(f'<path d="{path}V{num(BOTTOM)}Z" fill="{fill}" stroke="{INK}" stroke-width="0.5"/>')
+    return [*found, *_marks(step, plot), *_phases(step)]
 
 
-def _marks(step: Step, high: float) -> list[str]:
+def _marks(step: Step, plot: Plot) -> list[str]:
     """The peak, the peak without checkpointing, and the moment that is looked at."""
-    x = _axis(step).x(step.peak.start + step.peak.seconds / 2)
-    y, plain = BOTTOM - step.peak.total * high, BOTTOM - step.plain_peak * high
-    found = [
-        # it moves with the slider, also within a layer's pass
-        cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, BOTTOM + 14),
-        dot(x, y, 4, fill=INK),
-    ]
+    x, y = plot.at(step.peak.start + step.peak.seconds / 2, step.peak.total / GIB)
+    plain, peak = plot.y.at(step.plain_peak / GIB), f"peak {size(step.peak.total)}"
+    # it moves with the slider, also within a layer's pass
+    now = cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, BOTTOM + 14)
+    found = [now, dot(x, y, 4, fill=INK), between(LEFT, RIGHT, x, y - 12, peak, weight="bold")]
     if y - plain > 44:
-        found.append(line(LEFT, plain, RIGHT, plain, stroke=INK, width=1.5, dash="6 4"))
         without = f"without checkpointing {size(step.plain_peak)}"
+        found.append(line(LEFT, plain, RIGHT, plain, stroke=INK, width=1.5, dash="6 4"))
         found.append(small(RIGHT - 4, plain - 6, without, anchor="end", halo=True))
-    return [*found, between(LEFT, RIGHT, x, y - 12, f"peak {size(step.peak.total)}", weight="bold")]
+    return found
 
 
 def _phases(step: Step) -> list[str]:
