@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, key, length, line, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, Live, Picture, bar, line, rect, shape, text
 
-from ..base.scene import END, Scale, chip, fitted, note, picture, small
+from ..base.scene import END, Scale, chip, fitted, keys, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp, named
 from .job import CATEGORIES, PARALLEL_WORDS, Moment
 from .model import UNITS, Budget, Fit, amount, unit_of
@@ -107,17 +107,11 @@ def _gpu(fit: Fit, top: float, peak: int, full: Scale) -> str:
 
 def _key(result: Budget) -> list[str]:
     """What the parts are, in their order, and how much each takes at most."""
-    body, x, y = [], MARGIN, KEY
+    entries = []
     for number, (name, words) in enumerate(CATEGORIES.items()):
-        if not (most := max(getattr(moment, name) for moment in result.moments)):
-            continue
-        words = f"{words} {amount(most)}"
-        wide = length(words, SMALL) + 38
-        if x + wide - 16 > END:
-            x, y = MARGIN, y + 20
-        body.append(key(x, y, words, fill=COLOURS[name], hatched=number % 2 == 1))
-        x += wide
-    return body
+        if most := max(getattr(moment, name) for moment in result.moments):
+            entries.append((f"{words} {amount(most)}", COLOURS[name], number % 2 == 1))
+    return keys(MARGIN, KEY, *entries)
 
 
 def _sums(result: Budget) -> list[str]:
