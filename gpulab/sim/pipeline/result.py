@@ -106,7 +106,8 @@ class Feed(Result):
         found = f"The GPU computes {percent(self.computing)} of the time"
         if self.computing >= 0.97:
             spare = f"; {count(self.enough, 'worker')} would do" if self.enough < workers else ""
-            first = "the first batch" if self.idle(1) < 0.01 * self.step else "each epoch’s first batch"
+            later = self.idle(1) >= 0.01 * self.step
+            first = "the first batch" + (f", {duration(self.idle(1))} for the next epoch’s" if later else "")
             waits = f"The GPU waits {duration(self.idle(0))} for {first}"
             return f"{waits}; after a few more it computes {percent(self.computing)} of the time{spare}"
         if not workers:
