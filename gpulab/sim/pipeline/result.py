@@ -19,8 +19,8 @@ LEAST = 0.01  # of a step: a smaller difference is none
 
 
 class Change(NamedTuple):
-    """One choice made the other way, or a number one further: what having it does to `per`, a step or an epoch;
-    negative seconds are saved."""
+    """One choice made the other way, or a number raised: what having it does to `per`, a step or an epoch; negative
+    seconds are saved."""
 
     name: str
     on: bool

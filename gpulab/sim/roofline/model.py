@@ -338,10 +338,9 @@ def digits(number: float) -> str:
 
 def flop(number: float) -> str:
     """`137 GFLOP`."""
-    for unit, factor in (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
-        if number >= 0.9995 * factor or unit == "MFLOP":
-            return f"{digits(number / factor)} {unit}"
-    raise AssertionError
+    larger = (("TFLOP", 1e12), ("GFLOP", 1e9))
+    unit, factor = next((pair for pair in larger if number >= 0.9995 * pair[1]), ("MFLOP", 1e6))
+    return f"{digits(number / factor)} {unit}"
 
 
 def rate(per_second: float) -> str:

@@ -11,7 +11,7 @@ from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, key,
 
 from ..base.lanes import Axis, blocks, cursor, playhead, round_step
 from ..base.scene import END, Plot, Scale, between, fitted, note, picture, pointer, small
-from ..base.touch import Grip, draggable, grasp
+from ..base.touch import draggable, grasp
 from ..base.words import count, duration, percent, size
 from .model import CATEGORIES, FRAMES, Step, kept, now_alive, since
 
@@ -158,12 +158,14 @@ def _choice(step: Step) -> list[str]:
     """What each number of segments keeps, the chosen one filled, the best one and the largest rise marked."""
     sizes, chosen = step.sizes, len(step.segments)
     most = sizes.layers * sizes.interior
-    wide = min(_pitch(step) - (1 if _pitch(step) > 3 else 0), 40)
+    bars = _bars(step)
+    pitch = bars.at(2) - bars.at(1)
+    wide = min(pitch - (1 if pitch > 3 else 0), 40)
     found = [note(PANEL, BASE - HIGH - 18, "activations kept, by segments")]
 
     def place(number: int) -> tuple[float, float]:
         """The middle of a bar's upper edge."""
-        return _middle(step, number), BASE - max(1.5, HIGH * kept(sizes, number) / most)
+        return bars.at(number), BASE - max(1.5, HIGH * kept(sizes, number) / most)
 
     for number in range(1, sizes.layers + 1):
         (x, y), picked = place(number), number == chosen
@@ -185,18 +187,14 @@ def _choice(step: Step) -> list[str]:
     ]
 
 
-def _pitch(step: Step) -> float:
-    """From one bar of `_choice` to the next."""
-    return (END - PANEL) / step.sizes.layers
-
-
-def _middle(step: Step, segments: int) -> float:
-    return PANEL + (segments - 1) * _pitch(step) + min(_pitch(step), 40) / 2
+def _bars(step: Step) -> Scale:
+    """The numbers of segments, each where the middle of its bar is."""
+    pitch, most = (END - PANEL) / step.sizes.layers, max(2, step.sizes.layers)
+    first = PANEL + min(pitch, 40) / 2
+    return Scale(first, first + pitch * (most - 1), 1, most)
 
 
 def _bars_as_grip(step: Step) -> list[str]:
     """The bars choose the number of segments: that under the pointer."""
-    if (layers := step.sizes.layers) == 1:
-        return []
     ground = grasp(PANEL - 4, BASE - HIGH - 12, END - PANEL + 8, HIGH + 16)
-    return [Live(draggable(ground, "Segments", Grip("segments", _middle(step, 1), _middle(step, layers), 1, layers)))]
+    return [Live(draggable(ground, "Segments", _bars(step).grip("segments")))] if step.sizes.layers > 1 else []
