@@ -422,13 +422,26 @@ def test_values_that_shapes_only_does_not_have():
 )
 def test_a_known_error_has_its_row_of_the_document(why, says):
     row, last = hints(replace(REPORT, ending=Ending(1, "error", why)))
-    assert row.startswith("docs/errors.md has this message: ")
+    assert row.startswith("A known cause of this message (docs/errors.md): ")
     assert says in row
     assert re.search(r" Lesson \d\d\.$", row)
     assert last == CUT_SHORT
 
 
-@pytest.mark.parametrize("why", ["ValueError: load_state_dict", "RuntimeError", "KeyError: 'checkpoint_sequential'"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        "ValueError: load_state_dict",
+        "RuntimeError",
+        "KeyError: 'checkpoint_sequential'",
+        "RuntimeError: worker 3 has 1.50 GiB, and no more",  # the document's is 17179869184.00 GiB
+        "RuntimeError: worker 3: Tried to allocate 128.00 MiB",  # 20.00 MiB
+        "ZeroDivisionError: integer division or modulo by zero",  # without a GPU: here is one
+        "ValueError: invalid literal for int() with base 10: '12a'",  # Python's own words, for many causes
+        "ValueError: range() arg 3 must not be zero",
+        "OSError: [Errno 22] Invalid argument: 'a:b'",
+    ],
+)
 def test_an_error_that_the_document_does_not_have_gets_no_row(why):
     assert hints(replace(REPORT, ending=Ending(1, "error", why))) == (CUT_SHORT,)
 
