@@ -172,12 +172,29 @@ class StepMarks:
         elif phase in self._phases:  # an optimizer's step that failed has left its own
             del self._phases[self._phases.index(phase) if phase == "optimizer" else -1 :]
 
-    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self.passes("optimizer", True)
         meter, device = self._meter(), _device(optimizer)
         if device is not None:
             with contextlib.nullcontext() if meter is None else meter.aside():
                 self._also(optimizer, device, False)
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._as_forward(kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._as_forward(args[1])), kwargs
+        return None
+
+    def _as_forward(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the closure of an optimizer's step, whose time is not the optimizer's."""
+
+        def within() -> Any:
+            self.passes("forward", True)
+            try:
+                return closure()
+            finally:
+                self.passes("forward", False)
+
+        return within
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.passes("optimizer", False)

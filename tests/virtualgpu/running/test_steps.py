@@ -96,6 +96,34 @@ def test_growth_is_a_trend_from_the_third_step_on(parameters, held, growth):
     assert steps.growth == growth
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_closure_within_an_optimizers_step_is_forward_and_backward(parameters, named):
+    """As Lightning and LBFGS call it."""
+
+    class Reads(Meter):
+        now = 0.0
+
+        def reading(self, device):
+            return self.now, 100
+
+    meter = Reads(())
+    marks, optimizer = StepMarks(lambda: meter), torch.optim.SGD(parameters)
+
+    def closure():
+        meter.now += 3
+        marks.passes("backward", True)
+        meter.now += 5
+        marks.passes("backward", False)
+        return 7.0
+
+    for _ in range(3):
+        loss = optimizer.step(closure=closure) if named else optimizer.step(closure)
+    marks.end()
+    (steps,) = marks.steps()
+    assert dict(steps.parts) == {"data": 0, "forward": 3, "backward": 5, "optimizer": 0}
+    assert loss == 7.0
+
+
 def test_growth_of_the_optimizers_own_state_is_known():
     with VirtualGPU("T4"):
         weight = torch.nn.Parameter(torch.randn(1024, device="cuda"))
