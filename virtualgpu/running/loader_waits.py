@@ -32,6 +32,7 @@ class LoaderWaits:
     def __init__(self, clock: Callable[[], Clock | None] = lambda: None) -> None:
         self.seconds, self.batches = 0.0, 0
         self.samples = self.tokens = 0  # in the batches whose form tells
+        self.workers = 0  # of the loader that gave the last batch
         self.passing: Callable[[bool], None] = lambda begins: None
         self._clock = clock
         self._inside = False
@@ -83,6 +84,7 @@ class LoaderWaits:
                     wait = workers.wait(began)
                 clock.spend(wait)
             self.batches += 1
+            self.workers = iterator._num_workers
             samples, tokens = _amounts(batch)
             self.samples += samples
             self.tokens += tokens

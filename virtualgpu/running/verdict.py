@@ -22,17 +22,18 @@ def verdict(report: Report) -> str:
         return f"ended by {why}, {code}{after}"
     if not report.used:
         return f"nothing was put on the GPU; ended {after}"
-    gpu = min(report.used, key=lambda gpu: _left(gpu) / gpu.memory.total)
+    gpu = min(report.used, key=lambda gpu: left(gpu) / gpu.memory.total)
     what = "fits on" if report.trained else "what ran fits on"
     fullest = f"; cuda:{gpu.index} is the fullest" if len(report.used) > 1 else ""
     beside = "" if gpu.memory.peak_used is not None else " beside the context"
-    left = f"{mib(_left(gpu))} to spare{beside} ({_left(gpu) / gpu.memory.total:.0%}, {report.numbers})"
+    spare = f"{mib(left(gpu))} to spare{beside} ({left(gpu) / gpu.memory.total:.0%}, {report.numbers})"
     failed = sum(each.memory.failures for each in report.used)
     times = "once" if failed == 1 else f"{failed:,} times"
-    return f"{what} {a_gpu(report)} with {left}{fullest}" + (f"; ran out {times}, and went on" if failed else "")
+    return f"{what} {a_gpu(report)} with {spare}{fullest}" + (f"; ran out {times}, and went on" if failed else "")
 
 
-def _left(gpu: Gpu) -> int:
+def left(gpu: Gpu) -> int:
+    """Return the bytes that the peak leaves free."""
     memory = gpu.memory
     return memory.total - (memory.peak_reserved if memory.peak_used is None else memory.peak_used)
 
