@@ -35,6 +35,7 @@ _LARGEST = 5
 _NEWER = 1.01  # a peak of at least so many times the last is broken down anew
 _OPERATIONS = os.path.join(os.path.dirname(operations.__file__), "")  # whose `out` or `shapes` is the result
 _COPIES = ("aten.clone", "aten.copy_", "aten._to_copy")  # of weights before training, for an average of them
+_GATHERED = ("init_all_gather_outputs", "alloc_storage")  # whole weights, in FSDP2
 _MODULE = torch.nn.Module._call_impl.__code__
 
 
@@ -139,6 +140,8 @@ class Breakdowns:
                 if shape is None and isinstance(out, torch.Tensor) and _is_new(out):
                     shape, dtype = tuple(map(int, out.shape)), str(out.dtype).removeprefix("torch.")
                 operation = operation_of(frame) or ""
+            elif code.co_name in _GATHERED and code.co_filename.endswith("_fsdp_param.py"):
+                entry.role = "weights"
             frame = frame.f_back
         phase = self._phase(entry, computes=bool(modules) or (entry.phase == "forward" and operation not in _COPIES))
         entry.from_nothing |= phase == "load"

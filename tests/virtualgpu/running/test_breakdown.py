@@ -130,6 +130,27 @@ optimizer.step()
     assert gpu.memory.breakdown.step == 2
 
 
+def test_weights_that_fsdp_gathers_are_weights(memory):
+    source = """\
+import torch
+from torch import nn
+from torch.distributed import init_process_group
+from torch.distributed.fsdp import fully_shard
+init_process_group("nccl")
+model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False, device="cuda") for _ in range(4)))
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.randn(8, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    gpu, _ = memory(source, "--ranks", "8")
+    found, weights = dict(gpu.memory.breakdown.categories), 4 * 4 * 4096 * 4096
+    assert found["weights"] == pytest.approx(weights + weights / 8, rel=0.01)
+    assert found.get("activations", 0) < MiB
+
+
 def test_modules_in_lists_have_their_path(memory):
     source = """\
 import torch
