@@ -95,9 +95,8 @@ def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
 def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
     """State the memory that the run needs (up to that line: `nbytes`), and the smallest GPU that has it."""
     early = "" if report.trained else ", before the first optimizer step,"
-    what = f"Up to that line{early} the run needs {mib(nbytes)} (virtual). "
-    if tried is not None and tried.until:
-        what = ""  # the verdict says it
+    verdict_says = tried is not None and tried.until
+    what = "" if verdict_says else f"Up to that line{early} the run needs {mib(nbytes)} (virtual). "
     name = _smallest(nbytes) if tried is None else tried.gpu
     if name is None:
         return f"{what}No GPU of the table has so much."

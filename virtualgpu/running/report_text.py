@@ -52,17 +52,13 @@ def as_text(report: Report, hints: Iterable[str]) -> str:
     ):
         lines += [heading] if heading and rows else []
         lines += [line for label, text in rows for line in _row(label, text)]
-    found = [*report.notes, *hints, *([_WHAT_IF] if _can_try(report) else [])]
+    found = [*report.notes, *hints]
+    if report.numbers == "virtual" and (report.rank is None or report.imagined):  # --what-if takes no other
+        found += [_WHAT_IF] if ran_out(report) or (report.ending.code == 0 and report.steps) else []
     lines += ["What to change"] if found else []
     for sentence in found:
         lines += _wrap(sentence, "  - ", "    ")
     return "\n".join(lines) + "\n"
-
-
-def _can_try(report: Report) -> bool:
-    """Return True if --what-if would take the script, and has something to compare."""
-    alone = report.numbers == "virtual" and (report.rank is None or report.imagined)
-    return alone and (ran_out(report) or (report.ending.code == 0 and bool(report.steps)))
 
 
 def _title(report: Report) -> str:

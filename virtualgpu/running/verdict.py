@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..units import duration, mib
+from .remedies import with_article
 from .report import Gpu, Report, ran_out
 
 _WHY = 80  # characters of an error
@@ -40,9 +41,7 @@ def left(gpu: Gpu) -> int:
 
 def a_gpu(report: Report) -> str:
     """Return the GPU's name with an article: "a T4", "an H100"."""
-    if report.numbers != "virtual":
-        return report.gpu
-    return f"{'an' if report.gpu.startswith(('A', 'H', 'L', 'RTX')) else 'a'} {report.gpu}"
+    return with_article(report.gpu) if report.numbers == "virtual" else report.gpu
 
 
 def _too_little(report: Report, gpu: Gpu) -> str:
