@@ -20,8 +20,8 @@ _PATH = 12  # characters of a module's path that are shown beside the operation
 _BY_OPERATION = ("activations", "temporaries", "data")  # which are told apart by what made them
 _PRODUCTS = ("fp32", "tf32", "fp16")  # whose peak rates are shown: bf16 has that of fp16
 _WHAT_IF = (
-    "--what-if runs the script again with one change each (16 bits, a fused optimizer, half the batch, checkpointing, "
-    "other GPUs, …), and shows the bytes and the time of each."
+    "--what-if tries one change at a time on the script (16 bits, checkpointing, half the batch, other GPUs, …), and "
+    "shows the bytes and the time of each."
 )
 _LATE = 0.01  # of the time in collectives: shorter waits for other ranks are not shown
 Rows = list[tuple[str, str]]

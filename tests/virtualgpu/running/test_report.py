@@ -72,9 +72,8 @@ def test_the_text_of_a_plain_run():
         "  GPU busy        80% of the time from step to step, not launch-bound",
         "                  4.00 TFLOP/s in matrix products; peaks: fp32 8.1, fp16 65",
         "What to change",
-        "  - --what-if runs the script again with one change each (16 bits, a fused",
-        "    optimizer, half the batch, checkpointing, other GPUs, …), and shows the",
-        "    bytes and the time of each.",
+        "  - --what-if tries one change at a time on the script (16 bits, checkpointing,",
+        "    half the batch, other GPUs, …), and shows the bytes and the time of each.",
     ]
     text = as_text(replace(REPORT, steps=(), tflops=()), ())  # as it ran, without steps
     assert "GPU busy        3.00 s in 30,000 kernels, 75% of 4.00 s, not launch-bound" in text
@@ -279,7 +278,7 @@ def test_a_run_in_order_has_no_hint():
     ],
 )
 def test_what_if_is_named_where_it_can_say_more(changes, can):
-    assert ("--what-if runs" in as_text(replace(REPORT, **changes), ())) == can
+    assert ("--what-if tries" in as_text(replace(REPORT, **changes), ())) == can
 
 
 def test_what_is_reserved_in_vain_is_told():
