@@ -159,6 +159,9 @@ def _starved(report: Report) -> list[str]:
     if steps is None:
         return []
     waited, share = steps.waited or 0.0, steps.waited_share or 1.0
+    data = dict(steps.parts).get("data", 0.0)
+    if steps.median and data / steps.median > share:  # on average it is less: workers load the first batches ahead
+        waited, share = data, data / steps.median
     step = waited / share
     text = f"The loop waits for data {share:.0%} of the time, {duration(waited)} a step, as this machine loads it; the "
     text += f"rest of a step takes {duration(step - waited)}."
@@ -175,20 +178,16 @@ def _waits(steps: Steps) -> bool:
 def _idle(report: Report) -> list[str]:
     """Explain why the GPU waits, if not for data."""
     known = [steps for steps in report.steps if steps.busy_share is not None and steps.count >= _STEPS]
-    if not known:
-        return []
-    steps = min(known, key=lambda steps: steps.busy_share or 0.0)
-    if (steps.busy_share or 0.0) >= _IDLE or _waits(steps):
+    steps = min(known, key=lambda steps: steps.busy_share or 0.0, default=None)
+    if steps is None or (steps.busy_share or 0.0) >= _IDLE or _waits(steps):
         return []
     times = [gpu.time for gpu in report.used if gpu.time is not None and gpu.time.kernels]
     launches = sum(t.launch * t.kernels for t in times) / steps.count
+    waits = "From step to step the GPU waits for"
     if steps.python and steps.python > launches:
-        why = f"Python between the operations, which takes {duration(steps.python)} a step on the host (measured here)."
-    elif times and (mean := sum(t.busy for t in times) / sum(t.kernels for t in times)) < times[0].launch:
-        why = (
-            f"launches: a kernel takes {mean * 1e6:.1f} µs on average, its launch {times[0].launch * 1e6:.1f} µs. "
-            "Larger batches or fewer operations fill it."
-        )
-    else:
-        return []
-    return [f"From step to step the GPU waits for {why}"]
+        takes = f"{duration(steps.python)} a step on the host (measured here)"
+        return [f"{waits} Python between the operations, which takes {takes}."]
+    if times and (mean := sum(t.busy for t in times) / sum(t.kernels for t in times)) < times[0].launch:
+        kernel = f"a kernel takes {mean * 1e6:.1f} µs on average, its launch {times[0].launch * 1e6:.1f} µs"
+        return [f"{waits} launches: {kernel}. Larger batches or fewer operations fill it."]
+    return []

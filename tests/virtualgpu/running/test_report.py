@@ -130,6 +130,10 @@ def test_waiting_for_data_is_this_machines_whatever_the_gpu_and_told_once():
     with_workers = (STEPS, replace(waits[0], workers=2))  # each at work for two steps of 30 ms to load a batch
     assert hints(replace(virtual, steps=with_workers))[0].endswith("From num_workers=4 on, with a core for each, "
                                                                    "loading keeps up.")  # fmt: skip
+    later = (replace(with_workers[1], median=0.2, parts=(("data", 0.12), ("forward", 0.08))),)  # not those loaded ahead
+    (hint,) = hints(replace(virtual, steps=later))
+    assert "60% of the time, 120 ms a step" in hint
+    assert "takes 80.0 ms. From num_workers=5 on" in hint
     nothing_else = (replace(waits[0], waited_share=1.0),)
     assert hints(replace(real, steps=nothing_else))[0].endswith("the rest of a step takes 0 µs.")
     little = replace(real, steps=(replace(STEPS, waited=0.001, waited_share=0.05),))
