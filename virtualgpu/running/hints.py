@@ -76,9 +76,9 @@ def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
             f"Memory is fragmented: {mib(short.allocated)} are allocated, {mib(short.requested)} were asked for, and "
             f"the allocator may have {mib(short.room)} (virtual); but what it has free is in pieces that are too small."
         )
-    needed = _needed(report, gpu.memory.total - short.free + short.requested, tried)
+    needed = [*filter(None, [_needed(report, gpu.memory.total - short.free + short.requested, tried)])]
     if tried is None:
-        return [*found, needed]
+        return [*found, *needed]
     if tried.expandable is not None:
         found.append(
             f"With PYTORCH_ALLOC_CONF=expandable_segments:True it fits on the {report.gpu}, with a peak of "
@@ -89,7 +89,7 @@ def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
             f"PYTORCH_ALLOC_CONF=expandable_segments:True does not help: tried with the same allocations"
             f"{REACH[tried.until]}, it runs out of memory, too."
         )
-    return [*found, needed]
+    return [*found, *needed]
 
 
 def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
@@ -100,6 +100,8 @@ def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
     name = _smallest(nbytes) if tried is None else tried.gpu
     if name is None:
         return f"{what}No GPU of the table has so much."
+    if report.plan is not None:  # which says where it fits
+        return what.strip()
     has = f"{name} ({mib(SPECS[name].memory_bytes)})"
     return f"{what}The smallest GPU of the table with so much is {has}: --gpu {name} --shapes-only shows the whole run."
 

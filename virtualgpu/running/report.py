@@ -164,7 +164,8 @@ class GpuTime:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one optimizer: their number, and the median seconds from one to the next on its GPU's clock.
+    """The steps of one `optimizer` ("" for those of a plan without one): their number, and the median seconds from one
+    to the next on its GPU's clock.
 
     `parameters` counts the numbers it optimizes. `busy_share` is the part of the time between the first and
     the last step in which kernels ran, those of collectives too; `growth` the bytes by which allocated memory grew a
@@ -233,6 +234,22 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """What a plan adds to a report: `fits_on` has for each known GPU True if the steps, with the memory that they take
+    here, would fit there, False if not, None where only a plan for that GPU can tell.
+
+    `where` is the line at which memory peaks, with that of its forward pass; `largest` the largest batch that fits,
+    None where it is not known, after `tried` trials. Both are found on request.
+    """
+
+    batch: int
+    fits_on: tuple[tuple[str, bool | None], ...]
+    where: str = ""
+    largest: int | None = None
+    tried: int = 0
+
+
+@dataclass(frozen=True)
 class Report:
     """A run: target, ending, GPUs, memory and time. `numbers` applies to all but `host_seconds` and the fields of
     `steps` that are this machine's.
@@ -242,7 +259,7 @@ class Report:
     In shapes-only mode, `operations` counts shape computations, `remembered` those answered from the cache.
     `steps` are those of optimizers on the GPU, `host_steps` counts those of the others. `ended_at` is the script's line
     at SIGTERM; `waits_in` names the operation in which this rank waited at its end, and for which ranks.
-    `skipped_ddp` counts DistributedDataParallel modules that did nothing.
+    `skipped_ddp` counts DistributedDataParallel modules that did nothing. `plan` is None for a run.
     """
 
     name: str
@@ -269,6 +286,7 @@ class Report:
     ended_at: Line | None = None
     waits_in: str = ""
     skipped_ddp: int = 0
+    plan: Planned | None = None
 
     @property
     def scaling(self) -> float | None:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable
 
 from ..units import duration, mib, three_figures, with_prefix
-from .report import Breakdown, Gpu, Report, Share, Steps, Tensors, ran_out
+from .report import Breakdown, Gpu, Planned, Report, Share, Steps, Tensors, ran_out
 from .source_lines import Line
 from .verdict import a_gpu, verdict
 
@@ -47,13 +47,14 @@ def as_text(report: Report, hints: Iterable[str]) -> str:
     speed += _scaling(report)
     for heading, rows in (
         ("", waits),
+        ("", [] if report.plan is None else _planned(report.plan)),
         (f"Memory ({report.numbers})", memory),
         (f"Speed ({report.numbers}{_rates(report)})", speed),
     ):
         lines += [heading] if heading and rows else []
         lines += [line for label, text in rows for line in _row(label, text)]
     found = [*report.notes, *hints]
-    if report.numbers == "virtual" and (report.rank is None or report.imagined):  # --what-if takes no other
+    if report.numbers == "virtual" and (report.rank is None or report.imagined) and report.plan is None:
         found += [_WHAT_IF] if ran_out(report) or (report.ending.code == 0 and report.steps) else []
     lines += ["What to change"] if found else []
     for sentence in found:
@@ -66,7 +67,21 @@ def _title(report: Report) -> str:
     where += ", shapes only" if report.shapes_only else ""
     rank = "" if report.rank is None else f", rank {report.rank} of {report.world_size}"
     imagined = ", the others imagined" if report.imagined and report.world_size > 1 else ""
-    return f"gpulab run: {_cut(report.name, WIDTH // 2)} on {where}{rank}{imagined}"
+    command = "gpulab run" if report.plan is None else "virtualgpu plan"
+    return f"{command}: {_cut(report.name, WIDTH // 2)} on {where}{rank}{imagined}"
+
+
+def _planned(plan: Planned) -> Rows:
+    answers = (("fits on", True, ""), ("not on", False, ""), ("perhaps on", None, " (plan for it)"))
+    rows = [(label, _names(plan, answer) + more) for label, answer, more in answers if _names(plan, answer)]
+    if plan.largest is not None:
+        found = f"batch {plan.largest:,}" if plan.largest else "not even batch 1 fits"
+        rows.append(("largest batch", f"{found} ({plan.tried} tried)"))
+    return rows
+
+
+def _names(plan: Planned, answer: bool | None) -> str:
+    return ", ".join(name for name, fits in plan.fits_on if fits is answer)
 
 
 def _row(label: str, text: str) -> list[str]:
@@ -108,7 +123,12 @@ def _memory(report: Report, gpu: Gpu, *, holders: bool) -> Rows:
         rows += _shares("held then by", short.shares, short.allocated, short.line)
     elif holders:
         rows += _reached("reached in", report, memory.breakdown)
-        rows += [] if memory.peak_line is None else [("reached at", _cut(str(memory.peak_line)))]
+        if report.plan is not None and report.plan.where:
+            rows += [
+                ("" if at else "reached at", line.strip()) for at, line in enumerate(report.plan.where.splitlines())
+            ]
+        elif memory.peak_line is not None:
+            rows.append(("reached at", _cut(str(memory.peak_line))))
         rows += _shares("held by", memory.peak_shares, memory.peak_allocated, memory.peak_line)
     found = memory.breakdown if short is None else short.breakdown
     if found is None or not holders:
@@ -188,14 +208,16 @@ def _time(report: Report, gpu: Gpu) -> Rows:
 
 
 def _steps(report: Report, steps: Steps, *, first: bool) -> Rows:
-    text = f"{steps.count:,} of {steps.optimizer} ({with_prefix(steps.parameters)} parameters, {steps.device})"
+    text = f"{steps.count:,} without an optimizer ({steps.device})"
+    if steps.optimizer:
+        text = f"{steps.count:,} of {steps.optimizer} ({with_prefix(steps.parameters)} parameters, {steps.device})"
     if steps.median is not None and (steps.median > 0 or report.numbers == "measured"):
         text += f", every {duration(steps.median)}"
-    more = _parts(steps) + _between(report, steps) if first else []
+    more = _parts(report, steps) + _between(report, steps) if first else []
     return [("steps" if first else "", text), *more]
 
 
-def _parts(steps: Steps) -> Rows:
+def _parts(report: Report, steps: Steps) -> Rows:
     """Show where the time of a step goes, and what it processes."""
     if not steps.median or not sum(seconds for _, seconds in steps.parts):
         return []
@@ -207,7 +229,8 @@ def _parts(steps: Steps) -> Rows:
     rates = [
         f"{three_figures(rate)} {name}" for rate, name in ((steps.samples, "samples"), (steps.tokens, "tokens")) if rate
     ]
-    return rows + ([("a second", ", ".join(rates))] if rates else [])
+    where = " on this rank" if report.world_size > 1 else ""
+    return rows + ([("a second", ", ".join(rates) + where)] if rates else [])
 
 
 def _between(report: Report, steps: Steps) -> Rows:

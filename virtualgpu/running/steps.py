@@ -1,7 +1,8 @@
 """Detect the steps of a training loop: every `optimizer.step()` is a mark.
 
 A skipped step (`GradScaler` skips one after an overflow) leaves none; a script with two optimizers has two series of
-marks. Intervals run from a step to the next of the same optimizer, and include everything in between.
+marks. Where a function builds the steps, and they have no optimizer, the end of each is a mark. Intervals run from a
+step to the next of the same optimizer, and include everything in between.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from ..planning import tensor_roles
 from .loader_waits import LoaderWaits
 from .meters import Meter
@@ -24,9 +27,17 @@ _SPLIT = 1000  # steps that are split into phases
 _SETTLED = 3  # steps after which a loop has allocated what it keeps
 
 
+class _NoOptimizer:
+    """What marks steps without one."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = []
+        self.state: dict[Any, Any] = {}
+
+
 class _Series:
     def __init__(self, optimizer: Any, device: Any, meter: Meter, waits: LoaderWaits | None) -> None:
-        self.name = type(optimizer).__name__
+        self.name = "" if isinstance(optimizer, _NoOptimizer) else type(optimizer).__name__
         self.parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
         self.device = device
         self.meter = meter
@@ -149,6 +160,7 @@ class StepMarks:
         self._series: weakref.WeakKeyDictionary[Any, _Series] = weakref.WeakKeyDictionary()
         self._all: list[_Series] = []
         self._phases = ["forward"]
+        self._without = _NoOptimizer()
         self.elsewhere = 0  # the steps of optimizers that are not on a GPU
         self._hooks = register_optimizer_step_pre_hook(self._begins), register_optimizer_step_post_hook(self._step)
 
@@ -195,10 +207,18 @@ class StepMarks:
 
         return within
 
+    def took(self) -> None:
+        """Note that a step has ended which a function has built."""
+        meter = self._meter()
+        if meter is not None and not self.elsewhere and set(self._series) <= {self._without}:
+            self._mark(self._without, meter, torch.device("cuda", torch.cuda.current_device()))
+
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.passes("optimizer", False)
+        self._mark(optimizer, self._meter(), _device(optimizer))
+
+    def _mark(self, optimizer: Any, meter: Meter | None, device: Any) -> None:
         series = self._series.get(optimizer)
-        meter, device = self._meter(), _device(optimizer)
         if series is not None:
             meter = series.meter
         elif meter is None or device is None:
