@@ -15,7 +15,7 @@ from .verdict import REACH, left
 
 _GAP = 0.25  # of what is reserved
 _GAP_BYTES = 256 << 20
-_IDLE = 0.5  # of the time between steps
+_IDLE = 0.75  # of the time between steps
 _RECOMPUTED = 0.5  # of the peak
 _WAITS = 0.1  # of the time between steps
 _STEPS = 3  # fewer say little

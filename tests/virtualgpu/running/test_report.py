@@ -309,7 +309,8 @@ def test_a_gpu_that_waits_is_told_with_the_reason_where_it_is_known():
     assert hint.startswith("From step to step the GPU waits for launches: ")
     assert "a kernel takes 3.3 µs on average, its launch 5.0 µs" in hint
     assert idle(0.09, busy=30.0) == ()  # large kernels: launches are not the reason
-    assert idle(0.6) == ()
+    assert "waits for launches" in idle(0.6)[0]
+    assert idle(0.8) == ()
     assert idle(0.09, count=2) == ()
     (hint,) = idle(0.09, python=0.15)  # and launches take 7.5 ms a step
     assert hint.endswith("Python between the operations, which takes 150 ms a step on the host (measured here).")
