@@ -137,7 +137,7 @@ def prepare(options: argparse.Namespace) -> Session:
     else:
         what = _script(options.script[1:] if options.script[:1] == ["--"] else options.script, options.batch)
     mode, name = choose(options.gpu)
-    count = _count(options.gpus)
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if options.gpus is None else options.gpus
     check_json(options.json)
 
     import torch
@@ -165,15 +165,9 @@ def prepare(options: argparse.Namespace) -> Session:
         raise target.CannotRun("--ranks imagines ranks, and torchrun has started real ones: leave one of them out.")
     adapters = int(options.adapters) if (options.adapters or "").isdigit() else options.adapters
     gpu = VirtualGPU(
-        name,
-        count=count,
-        compute=not options.shapes_only,
-        counts_host=not options.repeatable,
-        ranks=options.ranks,
-        nodes=options.nodes,
-        link=options.link,
-        adapters=adapters,
-    )
+        name, count=count, compute=not options.shapes_only, counts_host=not options.repeatable, ranks=options.ranks,
+        nodes=options.nodes, link=options.link, adapters=adapters,
+    )  # fmt: skip
     gpu.skips_ddp = options.skip_ddp
     return Session(what, gpu, keep=options.gpu is not None, json_to=options.json)
 
@@ -203,8 +197,3 @@ def _script(command: list[str], batch: int | None) -> target.Target:
     if batch is not None:
         return target.step_target(command[0], batch)
     return target.script_target(command[0], command[1:])
-
-
-def _count(given: int | None) -> int:
-    """Return the number of GPUs; VirtualGPU checks the range."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if given is None else given

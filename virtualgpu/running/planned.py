@@ -75,7 +75,7 @@ def main(options: argparse.Namespace) -> int:
     planned = Planned(options.batch, tuple(_fits_on(report)))
     if options.largest or options.where:
         planned = _looked_for(options, report, planned)
-    steps = tuple(replace(each, samples=_samples(each, options.batch), host_median=None) for each in report.steps)
+    steps = tuple(replace(each, samples=_samples(each, options.batch)) for each in report.steps)
     session.write(replace(report, plan=planned, steps=steps), sys.stderr if options.json == "-" else sys.stdout)
     return code
 

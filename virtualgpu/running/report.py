@@ -172,9 +172,9 @@ class Steps:
     step on average from the third on, 0 where there is no trend, `state_growth` those of the optimizer's own state.
 
     `waited` are the seconds of each step in `DataLoader.__next__`, `waited_share` their part of the time from the first
-    step to the last; loading is timed on this machine, whatever the GPU; None without a DataLoader. `python` are the
-    seconds of a step outside PyTorch's calls, including loading without workers (on this machine; None where the clock
-    leaves them out).
+    step to the last; loading is timed on this machine, whatever the GPU; None without a DataLoader. `workers` are the
+    loader's. `python` are the seconds of a step outside PyTorch's calls, including loading without workers (on this
+    machine; None where the clock leaves them out).
 
     `parts` are the median seconds of a step on the GPU's clock in "data" (it waits for a loader), "forward" (with all
     that has no name), "backward" and "optimizer"; `samples` and `tokens` those of the loader's batches per second,
@@ -186,13 +186,13 @@ class Steps:
     device: str
     count: int
     median: float | None = None
-    host_median: float | None = None
     busy_share: float | None = None
     growth: int = 0
     state_growth: int = 0
     python: float | None = None
     waited: float | None = None
     waited_share: float | None = None
+    workers: int = 0
     between: Between | None = None
     parts: tuple[tuple[str, float], ...] = ()
     samples: float | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import statistics
-import time
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
@@ -45,9 +44,9 @@ class _Series:
         self.waits = waits
         self.count = 0
         self.marks: list[Any] = []
-        self.host = array("d")
         self.waited, self.batches = array("d"), array("q")  # seconds in loaders until each mark, and batches
         self.samples, self.tokens = array("q"), array("q")
+        self.workers = 0
         self.held, self.state = array("q"), array("q")
         self.cuts: list[tuple[str, Any]] = []  # the phase that ends at each mark; "" where a step does
 
@@ -58,7 +57,6 @@ class _Series:
             self.marks.append(mark)
             if len(self.marks) <= _SPLIT:
                 self.cuts.append(("", mark))
-            self.host.append(time.monotonic())  # scopes do not replace it
             more = bool(self.held) and allocated > self.held[-1]
             self.state.append(sum(t.nbytes for t in tensor_roles.tensors_in(optimizer.state)) if more else -1)
             self.held.append(allocated)
@@ -67,6 +65,7 @@ class _Series:
                 self.batches.append(self.waits.batches)
                 self.samples.append(self.waits.samples)
                 self.tokens.append(self.waits.tokens)
+                self.workers = self.waits.workers
 
     def cut(self, phase: str) -> None:
         """Note that a phase ends now, and another begins."""
@@ -109,11 +108,11 @@ class _Series:
             samples=rates[0] or None,
             tokens=rates[1] or None,
             parts=self.parts(),
-            host_median=_median(self.host),
             busy_share=self.meter.busy(self.marks),
             between=self.meter.between(self.device, self.marks),
             waited=waited,
             waited_share=waited_share,
+            workers=self.workers,
             python=None if python is None else python / (len(self.marks) - 1),
             growth=growth_per_step(held),
             state_growth=(state[-1][1] - state[0][1]) // (state[-1][0] - state[0][0]) if len(state) > 1 else 0,
@@ -184,12 +183,29 @@ class StepMarks:
         elif phase in self._phases:  # an optimizer's step that failed has left its own
             del self._phases[self._phases.index(phase) if phase == "optimizer" else -1 :]
 
-    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self.passes("optimizer", True)
         meter, device = self._meter(), _device(optimizer)
         if device is not None:
             with contextlib.nullcontext() if meter is None else meter.aside():
                 self._also(optimizer, device, False)
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._as_forward(kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._as_forward(args[1])), kwargs
+        return None
+
+    def _as_forward(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the closure of an optimizer's step, whose time is not the optimizer's."""
+
+        def within() -> Any:
+            self.passes("forward", True)
+            try:
+                return closure()
+            finally:
+                self.passes("forward", False)
+
+        return within
 
     def took(self) -> None:
         """Note that a step has ended which a function has built."""
