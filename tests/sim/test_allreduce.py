@@ -335,12 +335,9 @@ class TestPlay:
 
 def pieces(sim, fill):
     """How many pieces in the ring have this colour."""
-    (path,) = [path for path in paths(sim) if path.get("fill") == fill] or [None]
-    return 0 if path is None else path.get("d").count("M")
-
-
-def paths(sim):
-    return ET.fromstring(sim.picture.inner()).iter("{http://www.w3.org/2000/svg}path")
+    paths = ET.fromstring(sim.picture.inner()).iter("{http://www.w3.org/2000/svg}path")
+    drawn = [path.get("d") for path in paths if path.get("fill") == fill]
+    return sum(float(y) >= PIECES_TOP for path in drawn for y in re.findall(r"M\S+ (\S+?)h", path))
 
 
 def places_of_messages(moment):

@@ -122,5 +122,5 @@ def _row(epoch: Epoch, window: Window, index: int, top: float, high: float) -> l
     if window.scale < 1:
         body.append(rect(reached, low, RIGHT - reached, below, stroke=INK, dash="4 3"))
         body.append(fitted(reached, RIGHT - reached, low + below / 2 + 5, f"{percent(1 - window.scale)} is missing"))
-    weight = "bold" if window.error else ""
-    return [*body, text(END, middle, percent(window.error), anchor="end", weight=weight)]
+    bold = "bold" if window.error else ""
+    return [*body, text(END, middle, percent(window.error), anchor="end", weight=bold)]

@@ -6,24 +6,24 @@ What it shows is computed in `allreduce` and `ring`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, boxes, dot, length, polyline, rect, text
 
-from ..base.lanes import Axis, Stretch, cursor, inside, playhead, veil
-from ..base.scene import END, Plot, Scale, arrow, beside_ends, chip, keys, note, picture, pointer, small
+from ..base.lanes import Axis, blocks, cursor, inside, playhead, veil
+from ..base.scene import END, Box, Plot, Scale, arrow, beside_ends, chip, keys, note, picture, pointer, small
 from ..base.touch import clickable, draggable, grasp, named
 from ..base.words import count, duration, percent
-from .model import BUCKETS, MOST_GPUS, Bucket, data_parallel_seconds, ddp_seconds, held, hops, sends
+from .model import BUCKETS, MOST_GPUS, data_parallel_seconds, ddp_seconds, held, hops, sends
 from .result import FRAMES, Step, times
 
 LEFT, RIGHT, READ = 130.0, 700.0, 718.0
 DDP, RING, OTHER, LOW, CHIPS = 44.0, 80.0, 112.0, 146.0, 168.0  # the lanes, from top to bottom
 HIGH, RING_HIGH = 32.0, 26.0
 WAITS = ("waits for the all-reduce", "waits")
-BLOCKS = 40  # drawn in a lane at most; where there are more buckets, a block stands for several
+FEW = 40  # buckets: more are not hatched and not named
 BELOW = 210.0
 PIECES, PIECES_TOP, PIECES_HIGH = 96.0, BELOW + 46, 200.0  # of all GPUs, a row for each
 
@@ -31,7 +31,7 @@ PIECES, PIECES_TOP, PIECES_HIGH = 96.0, BELOW + 46, 200.0  # of all GPUs, a row 
 def draw(step: Step) -> Picture:
     """Both steps on one time line, and below it the ring at work and the speed over the number of GPUs."""
     axis = Axis(LEFT, RIGHT, max(step.seconds, step.data_parallel_seconds or 0))
-    lanes = [*_ddp_lanes(step), *_data_parallel_lanes(step)]
+    lanes = _lanes(step)
     body = [
         text(MARGIN, 14, "One training step", weight="bold"),
         note(MARGIN, 33, "virtual time"),
@@ -40,10 +40,11 @@ def draw(step: Step) -> Picture:
         text(MARGIN, DDP + 21, "DDP computes"),
         text(MARGIN, RING + 18, "all-reduce"),
         text(MARGIN, OTHER + 21, "DataParallel"),
+        *_ddp(step, axis),
         *(lane.draw(axis) for lane in lanes),
         veil(axis, step.now, DDP - 4, LOW),
         cursor(axis, step.now, DDP - 6, LOW),
-        *(inside(axis, lane.beside(step.now), lane.words, lane.top + lane.high / 2 + 5) for lane in lanes),
+        *(lane.named(axis, step.now) for lane in lanes),
         *_left_over(step, axis),
         *_chips(step),
         *_readings(DDP + 12, step.seconds, step.speedup),
@@ -59,34 +60,30 @@ class Lane(NamedTuple):
     begin: float
     end: float
     top: float
-    high: float
     fill: str
     words: tuple[str, ...] = ()
-    busy: float = 1.0  # share of `high` that is drawn
-
-    def beside(self, now: float) -> Stretch:
-        """All of it, or the longer part to one side of the moment: words stand there, and no line goes through them."""
-        at = min(max(now, self.begin), self.end)
-        return max((self.begin, at), (at, self.end), key=lambda part: part[1] - part[0])
 
     def draw(self, axis: Axis) -> str:
-        wide, high = axis.seen(self.end - self.begin), self.high * self.busy
-        top, edge = self.top + self.high - high, INK if wide > 3 else ""
-        hatched = self.fill == PURPLE and wide > 6
-        return bar(axis.x(self.begin), top, wide, high, fill=self.fill, hatched=hatched, stroke=edge)
+        x, wide = axis.x(self.begin), axis.seen(self.end - self.begin)
+        return bar(x, self.top, wide, HIGH, fill=self.fill, hatched=self.fill == PURPLE)
+
+    def named(self, axis: Axis, now: float) -> str:
+        """Its words, in all of it or in the longer part to one side of the moment, whose line goes through no word."""
+        at = min(max(now, self.begin), self.end)
+        part = max((self.begin, at), (at, self.end), key=lambda part: part[1] - part[0])
+        return inside(axis, part, self.words, self.top + HIGH / 2 + 5)
 
 
-def _ddp_lanes(step: Step) -> list[Lane]:
-    work, begin = step.work, step.work.forward
-    lanes = [Lane(0, begin, DDP, HIGH, SKY)]
-    for block in _blocks(step.buckets):
-        lanes.append(Lane(begin, block[-1].ready, DDP, HIGH, ORANGE))
-        begin = block[-1].ready
-        if step.gpus > 1:
-            start, end = block[0].start, block[-1].end
-            busy = sum(bucket.end - bucket.start for bucket in block) / (end - start)
-            lanes.append(Lane(start, end, RING, RING_HIGH, PURPLE, busy=busy))
-    return [*lanes, Lane(work.compute, step.seconds, DDP, HIGH, PAPER, WAITS)]
+def _ddp(step: Step, axis: Axis) -> list[str]:
+    """Backward and the ring, bucket by bucket."""
+    work = step.work
+    room = axis.seen(work.compute - work.forward) / len(step.buckets)
+    ends = [bucket.ready for bucket in step.buckets] if room > 5 else [work.compute]
+    drawn = [blocks(axis, pairwise((work.forward, *ends)), DDP, HIGH, fill=ORANGE, stroke=INK)]
+    if step.gpus > 1:
+        ring, few = ((start, end) for _, start, end in step.buckets), len(step.buckets) <= FEW
+        drawn.append(blocks(axis, ring, RING, RING_HIGH, fill=PURPLE, stroke=INK, hatched=few))
+    return drawn
 
 
 def _left_over(step: Step, axis: Axis) -> list[str]:
@@ -99,10 +96,12 @@ def _left_over(step: Step, axis: Axis) -> list[str]:
     return fit[:1]
 
 
-def _data_parallel_lanes(step: Step) -> list[Lane]:
-    if step.copies is None:
-        return []
-    work, copies, at, lanes = step.work, step.copies, 0.0, []
+def _lanes(step: Step) -> list[Lane]:
+    """What no bucket cuts in pieces."""
+    work, copies, at = step.work, step.copies, 0.0
+    lanes = [Lane(0, work.forward, DDP, SKY), Lane(work.compute, step.seconds, DDP, PAPER, WAITS)]
+    if copies is None:
+        return lanes
     for seconds, fill, words in (
         (copies.weights, PURPLE, ("weights to all", "weights")),
         (work.forward, SKY, ()),
@@ -110,7 +109,7 @@ def _data_parallel_lanes(step: Step) -> list[Lane]:
         (work.compute - work.forward, ORANGE, ()),
         (copies.gradients, PURPLE, ("gradients to GPU 0", "gradients", "sum")),
     ):
-        lanes.append(Lane(at, at + seconds, OTHER, HIGH, fill, words))
+        lanes.append(Lane(at, at + seconds, OTHER, fill, words))
         at += seconds
     return lanes
 
@@ -121,15 +120,10 @@ def _readings(y: float, seconds: float | None, speedup: float | None) -> list[st
     return [text(READ, y, duration(seconds), weight="bold"), small(READ, y + 19, f"{times(speedup)} × one GPU")]
 
 
-def _blocks(buckets: Sequence[Bucket]) -> list[Sequence[Bucket]]:
-    several = math.ceil(len(buckets) / BLOCKS)
-    return [buckets[start : start + several] for start in range(0, len(buckets), several)]
-
-
 def _names(step: Step, axis: Axis) -> str:
     """What is told of a bucket where the pointer rests on its way through the ring."""
     found = []
-    for number, (ready, start, end) in enumerate(step.buckets if len(step.buckets) <= BLOCKS else ()):
+    for number, (ready, start, end) in enumerate(step.buckets if len(step.buckets) <= FEW else ()):
         area = grasp(axis.x(start), RING, axis.seen(end - start), RING_HIGH)
         way = f"in the ring from {duration(start)} to {duration(end)}"
         found.append(named(area, f"bucket {number + 1} of {len(step.buckets)}: full at {duration(ready)}, {way}"))
@@ -159,7 +153,9 @@ def _ring(step: Step) -> list[str]:
         note(MARGIN, BELOW + 19, _now(step)),
         *keys(MARGIN, BELOW + 38, ("a piece: the sum of some GPUs", PURPLE), ("of all", GREEN)),
     ]
-    cells, parts, whole = [], [], []
+    cells: list[Box] = []
+    parts: list[Box] = []
+    whole: list[Box] = []
     for gpu in range(gpus):
         top = PIECES_TOP + gpu * pitch
         body.append(small(PIECES - 8, top + high / 2 + 5, f"GPU {gpu}", anchor="end"))

@@ -9,15 +9,14 @@ from ..base.simulator import Result, Row
 from ..base.words import count, duration, percent, size
 from .model import LINKS, Bucket, Copies, Work, data_parallel, ddp, hops, sent_bytes
 
+FRAMES = 100
+
 
 def times(speedup: float) -> str:
     """How many GPUs a speed is worth: `0.83`, `3.86`, `13.2`."""
     if speedup < 0.995:
         return f"{speedup:.2f}" if speedup >= 0.01 else "<0.01"
     return f"{speedup:.3g}"
-
-
-FRAMES = 100
 
 
 VIRTUAL = "virtual"
@@ -51,10 +50,6 @@ class Step(Result):
     def data_parallel_speedup(self) -> float | None:
         seconds = self.data_parallel_seconds
         return None if seconds is None else self.gpus * self.work.compute / seconds
-
-    @property
-    def efficiency(self) -> float:
-        return self.speedup / self.gpus
 
     @property
     def sent_bytes(self) -> float:
@@ -133,7 +128,7 @@ class Step(Result):
             ("of it latency", percent(self.latency / self.ring if self.ring else 0), VIRTUAL),
             ("of it behind backward", percent(self.hidden), VIRTUAL),
             ("step, DDP", duration(self.seconds), VIRTUAL),
-            ("scaling efficiency, DDP", percent(self.efficiency), VIRTUAL),
+            ("scaling efficiency, DDP", percent(self.speedup / self.gpus), VIRTUAL),
         ]
         if other is None:
             return [*rows, ("step, DataParallel", "one process cannot leave its machine", "")]

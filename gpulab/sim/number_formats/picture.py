@@ -26,9 +26,9 @@ from ..base.scene import END, WIDTH, Scale, arrow, between, diamond, note, pictu
 from ..base.touch import Grip, clickable, draggable, grasp, named
 from .model import Number, Stored, flipped, show, spacings
 
-ROW, CHOSEN_ROW, CELL = 23.0, 36.0, 14.0
+ROW, CHOSEN_ROW, CELL = 23.0, 32.0, 14.0
 NAME, SIGN, MANTISSA, VALUE, ERROR = 18.0, 92.0, 228.0, 566.0, 674.0
-AXIS, TABLE_TOP, RANGE_TOP = 79.0, 137.0, 342.0
+AXIS, TABLE_TOP, RANGE_TOP = 79.0, 137.0, 339.0
 FIELDS = {"sign": GREEN, "exponent": ORANGE, "mantissa": SKY}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -237,14 +237,14 @@ RANGE = Scale(SIGN, RIGHT, 1e-46, 1e39, log=True)
 
 def _ranges(number: Number, top: float) -> list[str]:
     """From the smallest to the largest of each format; the number is dragged from one power of ten to the next."""
-    at, low = RANGE.at, top + 9 + 14 * len(number.all)
+    at, low = RANGE.at, top + 9 + 15 * len(number.all)
     body = [note(SIGN, top, "range, from the smallest to the largest (hatched: subnormal)")]
     for place, stored in enumerate(number.all):
-        kind, y, chosen = stored.format, top + 9 + 14 * place, stored is number.chosen
-        body.append(small(NAME, y + 10, kind.name, weight="bold" if chosen else ""))
+        kind, y, chosen = stored.format, top + 9 + 15 * place, stored is number.chosen
+        body.append(small(NAME, y + 11, kind.name, weight="bold" if chosen else ""))
         a, b, c = at(kind.smallest), at(kind.smallest_normal), at(kind.largest)
-        body.append(bar(a, y, b - a, 10, fill=PAPER, hatched=True))
-        body.append(bar(b, y, c - b, 10, fill=PURPLE if chosen else RULE))
+        body.append(bar(a, y, b - a, 11, fill=PAPER, hatched=True))
+        body.append(bar(b, y, c - b, 11, fill=PURPLE if chosen else RULE))
     x, beside = at(abs(number.asked)), at(abs(number.asked) / 10.0**number.exponent) - at(1)
     grip = Grip("exponent", at(1e-46) + beside, at(1e38) + beside, -46, 38)
     moved = grasp(x - 9, top + 5, 18, low - top + 6) + line(x, top + 5, x, low, width=2) + diamond(x, low + 2, 6)

@@ -43,7 +43,7 @@ class Transfers(Simulator[Crossings]):
         Choice(
             "assign",
             "The copy gets",
-            {"new": "a new name", "same": "the same name", "module": "its place in a module"},
+            {"new": "a new name: y = x.to()", "same": "the same name: x = x.to()", "module": "its module: layer.to()"},
             "new",
         ),
         Choice(
