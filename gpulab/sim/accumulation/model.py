@@ -112,7 +112,6 @@ class Epoch(Result):
         short = self.samples % self.batch
         rest = f", the last {short}" if short and self.micro_batches > 1 else ""
         error = f"gradient error over {'tokens' if self.tokens else 'samples'}"
-        mean_error = math.fsum(window.error for window in self.windows) / len(self.windows)
         return [
             ("data set", count(self.samples, "sample"), ""),
             ("micro-batches", f"{self.micro_batches} of {count(self.batch, 'sample')}{rest}", ""),
@@ -121,7 +120,6 @@ class Epoch(Result):
             ("samples not used", str(self.dropped_samples), ""),
             ("scale of the last update", f"{self.windows[-1].scale:.3g}", ""),
             (f"{error}, worst", percent(self.worst_error), VIRTUAL),
-            (f"{error}, mean", percent(mean_error), VIRTUAL),
             ("memory, one micro-batch at a time", size(self.micro_batch_bytes), RECORDED),
             ("memory, effective batch at once", size(self.whole_batch_bytes), RECORDED),
         ]

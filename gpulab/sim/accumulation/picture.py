@@ -10,7 +10,7 @@ from ..base.touch import Grip, draggable, grasp, named
 from ..base.words import count, percent, size
 from .model import MOST_STEPS, STATE_BYTES, Epoch, Window
 
-LEFT, RIGHT = 164.0, 760.0  # of the epoch and of its windows
+LEFT, RIGHT = 164.0, 752.0  # of the epoch and of its windows
 STRIP, STRIP_HIGH, STRIP_MOST = 103.0, 22.0, 64  # the epoch: where, how high, micro-batches drawn of it
 ROWS, ROWS_TOP, ROWS_HIGH = 5, 170.0, 290.0
 WEIGHTS = {"steps": "1/{} each", "window": "all alike", "items": "by {}"}
@@ -53,9 +53,10 @@ def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
     body, x = [text(MARGIN, STRIP + 16, "one epoch")], LEFT
     for number, window in enumerate(windows):
         start, odd = x, window is epoch.dropped or window.error > 0
+        fill = RULE if window is epoch.dropped else ORANGE if odd else SKY
         for samples in window.samples[: STRIP_MOST - number * epoch.steps]:
             wide = _pitch(epoch) * samples / epoch.batch
-            body.append(bar(x, STRIP, wide, STRIP_HIGH, fill=ORANGE if odd else SKY, hatched=odd, stroke=MUTED))
+            body.append(bar(x, STRIP, wide, STRIP_HIGH, fill=fill, hatched=odd, stroke=MUTED))
             x += wide
         body.append(fitted(start, x - start, STRIP - 5, str(number + 1)))
         body += [line(start, STRIP, start, STRIP + STRIP_HIGH, width=3)] if number else []

@@ -49,7 +49,7 @@ class Stored:
     @property
     def left(self) -> str:
         """What the updates leave of the number, in per cent, if it was there."""
-        return f"{round(100 * self.after / self.asked)}%" if self.fits else "–"
+        return f"{show(round(100 * self.after / self.asked))}%" if self.fits else "–"
 
     @property
     def stuck(self) -> bool:

@@ -35,7 +35,7 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def draw(number: Number) -> Picture:
     """The chosen format's number line, all formats under one another, and how far each format reaches."""
-    return picture(number, 456.0, _number_line(number), _table(number, TABLE_TOP), _ranges(number, RANGE_TOP))
+    return picture(number, 458.0, _number_line(number), _table(number, TABLE_TOP), _ranges(number, RANGE_TOP))
 
 
 def _table(number: Number, top: float) -> list[str]:
@@ -209,7 +209,8 @@ def _times(ratio: float) -> str:
     if ratio >= 1e6:
         return "over a million spacings"
     if ratio >= 1:
-        return f"{ratio:,.0f} spacings" if ratio >= 100 else f"{ratio:.2g} spacings"
+        number = f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2g}"
+        return f"{number} spacing{'' if number == '1' else 's'}"
     return f"{ratio:.2g} of the spacing"
 
 
@@ -251,5 +252,5 @@ def _ranges(number: Number, top: float) -> list[str]:
     body.append(draggable(moved, "Power of ten, along all formats", grip))
     for power in range(-40, 39, 10):
         words = f"10{str(power).translate(RAISED)}" if power else "1"
-        body.append(note(at(10.0**power), low + 17, words, anchor="middle"))
+        body.append(note(at(10.0**power), low + 20, words, anchor="middle"))
     return body
