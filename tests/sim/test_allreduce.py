@@ -162,10 +162,6 @@ class TestByHand:
         assert step.seconds > 1.75 * 4 * 124e6 / (0.75 * 1.25e9) == pytest.approx(0.926, abs=0.001)
         assert step.finding.startswith("8 GPUs are slower than one")
 
-    def test_what_goes_through_gpu_0(self):
-        assert at().through_first_gpu == 4 * 124e6 + 7 * 100 * MIB
-        assert at(gpus=1).through_first_gpu == 0
-
     def test_forward_is_a_third_of_the_computing(self):
         assert at().work.forward == pytest.approx(0.1 / 3)
 

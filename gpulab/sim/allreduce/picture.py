@@ -47,8 +47,8 @@ def draw(step: Step) -> Picture:
         *(lane.named(axis, step.now) for lane in lanes),
         *_left_over(step, axis),
         *_chips(step),
-        *_readings(DDP + 12, step.seconds, step.speedup),
-        *_readings(OTHER + 12, step.data_parallel_seconds, step.data_parallel_speedup),
+        *_readings(step, DDP + 12, step.seconds),
+        *_readings(step, OTHER + 12, step.data_parallel_seconds),
     ]
     grip = playhead(axis, step.seconds, DDP - 12, LOW, last=FRAMES, over=_names(step, axis))
     return picture(step, 460.0, body, _ring(step), _scaling(step, BELOW), [grip])
@@ -114,10 +114,11 @@ def _lanes(step: Step) -> list[Lane]:
     return lanes
 
 
-def _readings(y: float, seconds: float | None, speedup: float | None) -> list[str]:
-    if seconds is None or speedup is None:
+def _readings(step: Step, y: float, seconds: float | None) -> list[str]:
+    if seconds is None:
         return [note(LEFT + 6, y + 9, "its one process cannot leave its machine", halo=True)]
-    return [text(READ, y, duration(seconds), weight="bold"), small(READ, y + 19, f"{times(speedup)} × one GPU")]
+    speedup = times(step.gpus * step.work.compute / seconds)
+    return [text(READ, y, duration(seconds), weight="bold"), small(READ, y + 19, f"{speedup} × one GPU")]
 
 
 def _names(step: Step, axis: Axis) -> str:

@@ -47,19 +47,9 @@ class Step(Result):
         return self.gpus * self.work.compute / self.seconds
 
     @property
-    def data_parallel_speedup(self) -> float | None:
-        seconds = self.data_parallel_seconds
-        return None if seconds is None else self.gpus * self.work.compute / seconds
-
-    @property
     def sent_bytes(self) -> float:
         """What each GPU sends in a DDP step, and as much is what it receives."""
         return sent_bytes(self.work.gradient_bytes, self.gpus)
-
-    @property
-    def through_first_gpu(self) -> float:
-        """What leaves GPU 0 in a DataParallel step, and as much is what reaches it."""
-        return self.work.gradient_bytes + (self.gpus - 1) * self.work.output_bytes if self.gpus > 1 else 0
 
     @property
     def ring(self) -> float:
@@ -136,7 +126,6 @@ class Step(Result):
             *rows,
             ("step, DataParallel", duration(other), VIRTUAL),
             ("scaling efficiency, DataParallel", percent(self.work.compute / other), VIRTUAL),
-            ("through GPU 0, DataParallel", f"{size(round(self.through_first_gpu))} out, as much in", ""),
         ]
 
 

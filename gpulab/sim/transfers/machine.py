@@ -5,7 +5,6 @@ Memory goes through the virtual GPU's allocator and time through its clock, so b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from virtualgpu.clock.clock import Clock, Span
@@ -15,25 +14,9 @@ from virtualgpu.memory.blocks import STEP, Block
 from virtualgpu.memory.caching import CachingAllocator
 from virtualgpu.memory.out_of_memory import OutOfMemory
 
-from .model import BYTES, GPUS, PARAMETERS, SHAPES, Command, Held, Line, Outcome, link_of, rates_over
+from .model import BYTES, PARAMETERS, SHAPES, Command, Held, Line, Outcome
 
 CONTEXT_BYTES = 300 << 20  # as the virtual GPU's
-
-
-def run(
-    commands: Sequence[Command], assign: str, pinned: bool, non_blocking: bool, gpu: str, slot: int, room: int
-) -> Outcome:
-    """Run the commands on a GPU that a model has filled up to `room` MiB.
-
-    `assign` says what becomes of a copy: it gets a "new" name, or the "same" one, or weights and bias belong to a
-    "module", which moves as a whole.
-    """
-    link = link_of(gpu, slot)
-    machine = _Machine(GPUS[gpu].memory_bytes, rates_over(gpu, link), room, assign, non_blocking)
-    machine.make(pinned)
-    for command in commands:
-        machine.run(command)
-    return machine.outcome(link)
 
 
 class _Refused(Exception):
@@ -45,8 +28,12 @@ class _Refused(Exception):
 
 
 @dataclass
-class _Machine:
-    """Both memories and the clock, while the commands run."""
+class Machine:
+    """Both memories and the clock, while commands run on a GPU that a model has filled up to `room` MiB.
+
+    `assign` says what becomes of a copy: it gets a "new" name, or the "same" one, or weights and bias belong to a
+    "module", which moves as a whole.
+    """
 
     memory_bytes: int
     rates: Rates

@@ -9,8 +9,8 @@ from virtualgpu.memory.out_of_memory import format_size
 
 from ..base.simulator import Result, Row
 from ..base.words import below, duration, percent
-from .machine import run
-from .model import GPUS, SLOTS, Command, Line, Outcome, read
+from .machine import Machine
+from .model import GPUS, SLOTS, Command, Line, Outcome, link_of, rates_over, read
 
 
 def size(nbytes: int) -> str:
@@ -183,7 +183,10 @@ def _happened(done: Line) -> str:
 
 
 def simulate(script: str, assign: str, gpu: str, slot: int, room: int, pinned: bool, non_blocking: bool) -> Crossings:
-    """Run the commands of `script`; see `machine.run`."""
-    commands = tuple(read(script))
-    outcome = run(commands, assign, pinned, non_blocking, gpu, slot, room)
-    return Crossings(gpu, slot, assign, non_blocking, commands, outcome)
+    """Run the commands of `script` on a `Machine`."""
+    commands, link = tuple(read(script)), link_of(gpu, slot)
+    machine = Machine(GPUS[gpu].memory_bytes, rates_over(gpu, link), room, assign, non_blocking)
+    machine.make(pinned)
+    for command in commands:
+        machine.run(command)
+    return Crossings(gpu, slot, assign, non_blocking, commands, machine.outcome(link))
