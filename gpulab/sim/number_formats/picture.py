@@ -12,23 +12,21 @@ from virtualgpu.pictures.svg import (
     Live,
     Picture,
     bar,
-    key,
     length,
     letters,
     line,
     rect,
-    shape,
     text,
 )
 
 from ..base.floats import FORMATS, TF32
-from ..base.scene import END, WIDTH, Scale, arrow, between, diamond, note, picture, small
+from ..base.scene import END, WIDTH, Scale, arrow, between, diamond, keys, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp, named
 from .model import Number, Stored, flipped, show, spacings
 
 ROW, CHOSEN_ROW, CELL = 23.0, 32.0, 14.0
 NAME, SIGN, MANTISSA, VALUE, ERROR = 18.0, 92.0, 228.0, 566.0, 674.0
-AXIS, TABLE_TOP, RANGE_TOP = 79.0, 137.0, 339.0
+AXIS, TABLE_TOP, RANGE_TOP = 75.0, 137.0, 339.0
 FIELDS = {"sign": GREEN, "exponent": ORANGE, "mantissa": SKY}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -133,36 +131,32 @@ def _number_line(number: Number) -> list[str]:
     reach = (RIGHT - LEFT) / 2 / GAP * apart
     scale = Scale(LEFT, RIGHT, sign * middle - reach, sign * middle + reach)
     at, here = scale.at, max(-kind.largest, min(it.value, kind.largest))  # where inf is stored, the largest value
-    axis = AXIS
     body = _captions(number)
     start, end = _basin(it)
-    body.append(bar(at(start), axis - 20, at(end) - at(start), 40, fill=YELLOW, hatched=True, stroke=""))
-    body.append(line(LEFT, axis, RIGHT, axis))
+    body.append(bar(at(start), AXIS - 20, at(end) - at(start), 40, fill=YELLOW, hatched=True, stroke=""))
+    body.append(line(LEFT, AXIS, RIGHT, AXIS))
     ticks = [here]
     for side in (0, 1):
         value = kind.beside(here)[side]
         while value is not None and LEFT < at(value) < RIGHT:
             ticks.append(value)
             value = kind.beside(value)[side]
-    body += [line(at(value), axis - 9, at(value), axis + 9, width=2) for value in ticks]
-    body += _labels(it, here, axis, at)
+    body += [line(at(value), AXIS - 9, at(value), AXIS + 9, width=2) for value in ticks]
+    body += _labels(it, here, at)
     if math.isinf(it.value):
-        body.append(text((at(start) + at(end)) / 2, axis + 36, "stored as " + show(it.value), anchor="middle"))
+        body.append(text((at(start) + at(end)) / 2, AXIS + 36, "stored as " + show(it.value), anchor="middle"))
     elif kind is not TF32 and it.fits:
-        body.append(line(at(here), axis - 36, at(here), axis - 22, stroke=VERMILLION, width=3))
-        body.append(arrow(at(here), at(here + number.change), axis - 29, stroke=VERMILLION, width=3))
+        body.append(line(at(here), AXIS - 36, at(here), AXIS - 22, stroke=VERMILLION, width=3))
+        body.append(arrow(at(here), at(here + number.change), AXIS - 29, stroke=VERMILLION, width=3))
     x = at(it.asked)
     if x in (LEFT, RIGHT):  # off the line
-        head = 9.0 if x == RIGHT else -9.0
-        body.append(shape([(x, axis), (x - head, axis - 6), (x - head, axis + 6)], fill=INK))
         words = f"{show(it.asked)} →" if x == RIGHT else f"← {show(it.asked)}"
-        body.append(between(LEFT, RIGHT, x, axis - 26, words, weight="bold"))
-        x -= 2 * head
+        body.append(between(LEFT, RIGHT, x, AXIS - 26, words, weight="bold"))
     unit, over = 10.0**number.exponent, 0.1 * apart  # a little further, where the next piece begins
     low, high = middle - towards - over, middle + PAGE / 2 * apart + over
     step = 10.0 ** math.floor(math.log10(apart / unit / 16))
     grip = Grip("value", at(sign * low), at(sign * high), low / unit, high / unit, step=step)
-    moved = grasp(x - 12, axis - 12, 24, 24) + diamond(x, axis, 9)
+    moved = grasp(x - 12, AXIS - 12, 24, 24) + diamond(x, AXIS, 9)
     return [*body, draggable(moved, "Number, along the number line", grip)]
 
 
@@ -180,10 +174,8 @@ def _basin(it: Stored) -> tuple[float, float]:
 def _captions(number: Number) -> list[str]:
     it, x = number.chosen, LEFT + 18
     words = f"asked for: {show(number.asked)}"
-    body = [diamond(LEFT + 6, 9, 6), note(x, 13, words)]
-    body.append(
-        key(x + length(words, SMALL) + 24, 13, f"all of this is stored as {show(it.value)}", fill=YELLOW, hatched=True)
-    )
+    same = keys(x + length(words, SMALL) + 24, 13, (f"all of this is stored as {show(it.value)}", YELLOW, True))
+    body = [diamond(LEFT + 6, 9, 6), note(x, 13, words), *same]
     if it.format is TF32:
         return [*body, text(LEFT, 34, "no weight is kept in tf32: the updates are those of fp32")]
     if not it.fits:
@@ -211,25 +203,25 @@ def _times(ratio: float) -> str:
     if ratio >= 1:
         number = f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2g}"
         return f"{number} spacing{'' if number == '1' else 's'}"
-    return f"{ratio:.2g} of the spacing"
+    return f"{show(ratio, 2)} of the spacing"
 
 
-def _labels(it: Stored, here: float, axis: float, at: Callable[[float], float]) -> list[str]:
+def _labels(it: Stored, here: float, at: Callable[[float], float]) -> list[str]:
     """The stored value and those beside it, and the distances between them."""
     digits, middle = 9 if it.format.mantissa > 16 else 6, at(here)
-    body = [between(LEFT, RIGHT, middle, axis + 54, show(here, digits), weight="bold")]
+    body = [between(LEFT, RIGHT, middle, AXIS + 54, show(here, digits), weight="bold")]
     for value in it.format.beside(here):
         if value is None or at(value) in (LEFT, RIGHT):
             continue
         x, apart = at(value), abs(value - here)
         near = abs(x - middle) < GAP - 1  # half a spacing: the next smaller power of two begins here
         anchor, words = "end" if x < middle else "start", show(value + 0.0, digits)
-        name = small(x, axis + 54, words, anchor=anchor)
-        body.append(name if near else between(LEFT, RIGHT, x, axis + 54, words, size=SMALL))
+        name = small(x, AXIS + 54, words, anchor=anchor)
+        body.append(name if near else between(LEFT, RIGHT, x, AXIS + 54, words, size=SMALL))
         words = show(apart, 3) + ("" if near else " apart")
-        body.append(note((x + middle) / 2, axis + 36, words, anchor="middle"))
-        body.append(line(x, axis + 9, x, axis + 39, stroke=MUTED))
-    body.append(line(middle, axis + 9, middle, axis + 39, stroke=MUTED))
+        body.append(note((x + middle) / 2, AXIS + 36, words, anchor="middle"))
+        body.append(line(x, AXIS + 9, x, AXIS + 39, stroke=MUTED))
+    body.append(line(middle, AXIS + 9, middle, AXIS + 39, stroke=MUTED))
     return body
 
 

@@ -75,7 +75,7 @@ def _bus(result: Crossings) -> list[str]:
     body = [
         note(middle, 26, f"{result.link}: {out.link.one_way_gbps:.0f} GB/s", anchor="middle"),
         note(
-            middle, y + 19, f"{rates.pageable_gbps:.3g} GB/s pageable, {rates.pinned_gbps:.3g} pinned", anchor="middle"
+            middle, y + 19, f"reached: {rates.pageable_gbps:.3g} GB/s, pinned {rates.pinned_gbps:.3g}", anchor="middle"
         ),
     ]
     words = "nothing copied" if last.kind == "there" else "idle"
