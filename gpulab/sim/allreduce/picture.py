@@ -1,7 +1,4 @@
-"""The picture of a training step on N GPUs: both time lines, the ring at work on one bucket, and the scaling.
-
-What it shows is computed in `allreduce` and `ring`.
-"""
+"""The picture of a training step on N GPUs: both time lines, the ring at work on one bucket, and the scaling."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from ..base.simulator import Result, Row
 from ..base.words import count, duration, percent, size
 from .model import LINKS, Bucket, Copies, Work, data_parallel, ddp, hops, sent_bytes
 
-FRAMES = 100
+FRAMES, VIRTUAL = 100, "virtual"
 
 
 def times(speedup: float) -> str:
@@ -17,9 +17,6 @@ def times(speedup: float) -> str:
     if speedup < 0.995:
         return f"{speedup:.2f}" if speedup >= 0.01 else "<0.01"
     return f"{speedup:.3g}"
-
-
-VIRTUAL = "virtual"
 
 
 @dataclass(frozen=True)

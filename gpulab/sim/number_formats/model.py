@@ -1,7 +1,4 @@
-"""What six formats make of one number, and of a weight of this size that small updates should bring to zero.
-
-The rounding itself is in `floats`; here one value is put to all formats, and the answer put into words.
-"""
+"""What six formats of `floats` make of one number, and of a weight of this size that updates should bring to zero."""
 
 from __future__ import annotations
 

@@ -90,8 +90,6 @@ class Machine:
         call = self.clock.host - began if timed else None
         self.lines.append(replace(line, code=self.code, began=began, call=call))
 
-    # -- moving ------------------------------------------------------------------------------------------------------
-
     def _move(self, name: str, *, to_gpu: bool) -> Line:
         options = f'"{"cuda" if to_gpu else "cpu"}"{", non_blocking=True" if self.non_blocking else ""}'
         if self.assign == "module" and name in PARAMETERS:
@@ -128,8 +126,6 @@ class Machine:
         self._bind(target, copy)
         rate = self.rates.pinned_gbps if pinned else self.rates.pageable_gbps
         return nbytes, self.rates.copy_us * 1e-6 + nbytes / (rate * 1e9), pinned
-
-    # -- the rest ----------------------------------------------------------------------------------------------------
 
     def _delete(self, name: str) -> Line:
         if self.assign == "new" and name not in self.names and f"{name}_gpu" in self.names:

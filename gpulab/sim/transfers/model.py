@@ -1,7 +1,4 @@
-"""Commands such as `weights to GPU`, and what is known after them: which tensor lies where, and each line's cost.
-
-They are run in `machine`.
-"""
+"""Commands such as `weights to GPU`, and what is known after them: which tensor lies where, and each line's cost."""
 
 from __future__ import annotations
 
