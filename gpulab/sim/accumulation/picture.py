@@ -110,7 +110,7 @@ def _row(epoch: Epoch, window: Window, index: int, top: float, high: float) -> l
     for items, share, weight in zip(window.items, window.shares, window.weights, strict=True):
         wide, filled = share * (RIGHT - LEFT), weight * (RIGHT - LEFT)
         body.append(rect(x, top, wide, above, stroke=INK))
-        body.append(fitted(x, wide, top + above / 2 + 5, str(items)))
+        body.append(fitted(x, wide, top + above / 2 + 5, f"{items:,}"))
         x += wide
         if not dropped:
             odd = abs(share - weight) > 1e-9

@@ -26,7 +26,7 @@ from .model import Number, Stored, flipped, show, spacings
 
 ROW, CHOSEN_ROW, CELL = 23.0, 32.0, 14.0
 NAME, SIGN, MANTISSA, VALUE, ERROR = 18.0, 92.0, 228.0, 566.0, 674.0
-AXIS, TABLE_TOP, RANGE_TOP = 75.0, 137.0, 339.0
+AXIS, TABLE_TOP, RANGE_TOP = 77.0, 137.0, 339.0
 FIELDS = {"sign": GREEN, "exponent": ORANGE, "mantissa": SKY}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 

@@ -18,8 +18,8 @@ _TO_READ_ON = "  See documentation"
 
 PANEL, PANEL_HEIGHT = 290.0, 164.0
 HOST, GPU = MARGIN, END - PANEL  # where the panels begin
-ROWS, ROW, CHIP = 40.0, 31.0, 27.0  # a tensor and its copy side by side
-CONSOLE, SHOWN, STEP = 196.0, 7, 19.0
+ROWS, ROW, CHIP = 34.0, 31.0, 27.0  # a tensor and its copy side by side
+CONSOLE, SHOWN, STEP = 190.0, 7, 19.0
 LANES, LANE, LEFT = CONSOLE + 37 + SHOWN * STEP, 24.0, 130.0
 BUS = 680.0
 
@@ -37,9 +37,9 @@ def draw(result: Crossings) -> Picture:
 
 def _panel(x: float, name: str, total: int) -> list[str]:
     return [
-        rect(x, 6.5, PANEL, PANEL_HEIGHT, stroke=INK, radius=6),
-        text(x + 12, 28, name, weight="bold"),
-        text(x + PANEL - 12, 28, size(total), weight="bold", anchor="end"),
+        rect(x, 0.5, PANEL, PANEL_HEIGHT, stroke=INK, radius=6),
+        text(x + 12, 22, name, weight="bold"),
+        text(x + PANEL - 12, 22, size(total), weight="bold", anchor="end"),
     ]
 
 
@@ -70,10 +70,10 @@ def _tensors(x: float, tensors: tuple[Held, ...], fill: str, to: str, other: flo
 def _bus(result: Crossings) -> list[str]:
     """The link, and what the last command copied, or could not add."""
     out, middle = result.outcome, WIDTH / 2
-    left, right, y = HOST + PANEL + 8, GPU - 8, PANEL_HEIGHT - 18
+    left, right, y = HOST + PANEL + 8, GPU - 8, PANEL_HEIGHT - 24
     last, rates = out.lines[-1], out.rates
     body = [
-        note(middle, 26, f"{result.link}: {out.link.one_way_gbps:.0f} GB/s", anchor="middle"),
+        note(middle, 20, f"{result.link}: {out.link.one_way_gbps:.0f} GB/s", anchor="middle"),
         note(
             middle, y + 19, f"reached: {rates.pageable_gbps:.3g} GB/s, pinned {rates.pinned_gbps:.3g}", anchor="middle"
         ),
