@@ -299,7 +299,7 @@ link_guess.compare(round(plan.exposed_ms), "virtual", because=why)
 # The simulator opens on eight GPUs without peer-to-peer: the ring takes longer than backward.
 #
 # 1. Raise *Forward + backward* until the ring hides, as a larger batch on each GPU does.
-# 2. Set the bucket to “one for all gradients”, then to 1 MiB. What does each cost?
+# 2. Set the bucket to “one for all”, then to 1 MiB. What does each cost?
 # 3. Allow peer-to-peer again.
 
 # %% simulator

@@ -43,8 +43,10 @@ class Axis(NamedTuple):
             x = self.x(mark * apart)
             words = f"{mark * apart * factor:g} {unit}" if mark else "0"
             half = length(words, SMALL) / 2
+            if x + half > self.right:
+                break
             body.append(line(x, top, x, bottom, stroke=RULE))
-            if x - half > edge and x + half <= self.right:
+            if x - half > edge:
                 body.append(text(x, top - 5, words, size=SMALL, anchor="middle", fill=MUTED))
                 edge = x + half + 8
         return body
