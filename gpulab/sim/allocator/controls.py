@@ -12,7 +12,8 @@ from .result import EXAMPLES, Memory, limits, simulate
 
 
 def _state(name: str, script: str, note: str, *, expandable: bool = False) -> State:
-    return State(name, {"script": script, "step": 5, "memory": 100, "max_split": 0, "expandable": expandable}, note)
+    last = len(read(script))
+    return State(name, {"script": script, "step": last, "memory": 100, "max_split": 0, "expandable": expandable}, note)
 
 
 class Allocator(Simulator[Memory]):
@@ -38,7 +39,7 @@ class Allocator(Simulator[Memory]):
         _state(
             "empty_cache?",
             EXAMPLES["fragmentation"].replace("d=", "empty_cache; d="),
-            "The usual advice: empty the cache. What does it give back while b and c live? One step on, d fails again.",
+            "The usual advice: empty the cache. What can it give back while b and c live? Nothing, and d fails again.",
         ),
         _state(
             "Expandable",
