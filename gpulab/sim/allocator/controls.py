@@ -1,7 +1,4 @@
-"""The caching allocator at work: segments and their blocks, step by step through a script of allocations.
-
-The script runs in `model`, on the class that the virtual GPU has; `picture` draws it.
-"""
+"""The caching allocator at work: segments and their blocks, step by step through a script of allocations."""
 
 from __future__ import annotations
 
@@ -52,6 +49,6 @@ class Allocator(Simulator[Memory]):
     draw = staticmethod(draw)
     limits = staticmethod(limits)
     leaves_out = (
-        "A toy GPU, the allocator is PyTorch's by its rules. Left out: the CUDA context, several streams, other"
+        "A toy GPU, the allocator is PyTorch’s by its rules. Left out: the CUDA context, several streams, other"
         " processes, and the time: a segment from the driver takes some 100 µs, a block from the cache one or two."
     )

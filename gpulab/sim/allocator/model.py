@@ -6,10 +6,9 @@ The GPU is a toy of some hundred MiB without a CUDA context; the allocator is no
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from virtualgpu.memory.blocks import FREE, Block, MiB
 from virtualgpu.memory.caching import CachingAllocator
@@ -170,14 +169,14 @@ def run(commands: Sequence[Command], capacity: int, settings: Settings) -> Run:
             Moment(count("allocated_bytes"), count("reserved_bytes"), taken, given, block, joined, retried, error)
         )
     names = {block.address: name for name, block in living.items() if block}
-    segments = tuple(
-        Segment(entry["segment_type"] == "small", tuple(_piece(block, names) for block in entry["blocks"]))
-        for entry in allocator.snapshot()
-    )
+    segments = []
+    for entry in allocator.snapshot():
+        found = ((names.get(b["address"], ""), b["size"], b["requested_size"]) for b in entry["blocks"])
+        segments.append(Segment(entry["segment_type"] == "small", tuple(Piece(*one) for one in found)))
     events = allocator.statistics.events
     return Run(
         moments=tuple(moments),
-        segments=segments,
+        segments=tuple(segments),
         requested=count("requested_bytes"),
         free=allocator.memory.free_bytes,
         retries=events["num_alloc_retries"],
@@ -205,11 +204,6 @@ def _step(allocator: CachingAllocator, command: Command, living: dict[str, Block
     joined = size + sum(beside.size for beside in (block.prev, block.next) if beside and beside.state == FREE)
     allocator.free(block)
     return size, joined
-
-
-def _piece(block: dict[str, Any], names: Mapping[int, str]) -> Piece:
-    asked = block["requested_size"]
-    return Piece(names.get(block["address"], "") if asked else "", block["size"], asked)
 
 
 def _largest(allocator: CachingAllocator, most: int) -> int:

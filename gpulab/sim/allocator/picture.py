@@ -46,7 +46,7 @@ from .result import Memory, mib
 
 LABELS = 116.0  # where the commands and the sizes begin, right of their names
 SCRIPT, PALETTE, STRIP, STRIP_HEIGHT = 20.0, 52.0, 88.0, 84.0
-ASKED, LENS, LENS_HEIGHT = 196.0, 240.0, 22.0
+ASKED, LENS, LENS_HEIGHT = 199.0, 243.0, 22.0
 COUNTS, CHART_LEFT, CHART_HEIGHT = 288.0, 500.0, 84.0
 FOOT = COUNTS + CHART_HEIGHT + 26
 LETTER = 0.61 * SMALL  # of a program

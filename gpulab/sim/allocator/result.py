@@ -62,7 +62,7 @@ class Memory(Result):
     def finding(self) -> str:
         now = self.run.now
         if not self.step:
-            return f"All {mib(self.capacity)} are the driver's: PyTorch has taken none yet"
+            return f"All {mib(self.capacity)} are the driver’s: PyTorch has taken none yet"
         command, before = self.commands[self.step - 1], self.run.moments[-2]
         if now.error:
             return self._failed(command)
@@ -81,10 +81,8 @@ class Memory(Result):
         if self.cached:
             many = len(self.run.segments)
             segments = f"each of the {many} segments" if many > 1 else "the segment"
-            return (
-                f"empty_cache gives nothing back: {segments} holds a tensor, and {mib(self.cached)} of free memory stay"
-                " reserved"
-            )
+            kept = f"{segments} holds a tensor, and {mib(self.cached)} of free memory stay reserved"
+            return f"empty_cache gives nothing back: {kept}"
         return "empty_cache has nothing to give back: every segment is full"
 
     def _failed(self, command: Command) -> str:
@@ -102,10 +100,8 @@ class Memory(Result):
 
     def _allocated(self, command: Command, asked: int, now: Moment, before: Moment) -> str:
         if now.retried:
-            return (
-                f"{command.words} found the device full: the allocator gave {mib(now.given)} of its cache back and took"
-                f" {mib(now.taken)}, a slow retry"
-            )
+            gave = f"the allocator gave {mib(now.given)} of its cache back and took {mib(now.taken)}, a slow retry"
+            return f"{command.words} found the device full: {gave}"
         if now.taken and self.expandable:
             grown = f"{command.words} lets its segment grow by {mib(now.taken)}"
             return f"{grown}: the new memory goes on where the old ends, as one piece"
@@ -122,10 +118,10 @@ class Memory(Result):
 
     def rows(self) -> list[Row]:
         now = self.run.now
-        rows = [("GPU memory", mib(self.capacity), "")]
         done = self.commands[self.step - 1].text if self.step else "nothing yet"
-        rows.append((f"step {self.step} of {len(self.commands)}", done, ""))
-        rows += [
+        rows = [
+            ("GPU memory", mib(self.capacity), ""),
+            (f"step {self.step} of {len(self.commands)}", done, ""),
             ("allocated", mib(now.allocated), "virtual"),
             ("requested", mib(self.run.requested), "virtual"),
             ("reserved", mib(now.reserved), "virtual"),

@@ -1,7 +1,4 @@
-"""What a GPU is made of, with a kernel running on it: SMs and their lanes, warps that take turns, blocks in waves.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""What a GPU is made of, with a kernel on it: SMs and their lanes, warps that take turns, blocks in waves."""
 
 from __future__ import annotations
 

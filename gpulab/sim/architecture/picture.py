@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY
 from virtualgpu.pictures.svg import MARGIN, Picture, bar, boxes, line, marks, rect, text
 
-from ..base.lanes import round_step
-from ..base.scene import END, Box, Plot, Scale, fitted, keys, note, picture, pointer, small
+from ..base.lanes import Axis, cursor, round_step
+from ..base.scene import END, Box, Plot, Scale, fitted, keys, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, many
 from .model import FRAMES, WARP, Kernel, Warp
@@ -147,12 +147,7 @@ def _waves(kernel: Kernel) -> list[str]:
         blocks = f"wave {index + 1}: {many(wave.blocks, 'block')}"
         whole = f"{blocks} in {kernel.places:,} places"
         body.append(fitted(x, wide, CHART_BOTTOM + 17, whole, blocks, str(index + 1), fill=MUTED))
-    now = plot.x.at(kernel.clock + 0.5)
-    moment = [
-        grasp(now - 12, CHART_TOP - 8, 24, CHART_BOTTOM - CHART_TOP + 10),
-        line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=PAPER, width=6),
-        line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, width=2.5),
-        pointer(now, CHART_TOP + 2, fill=VERMILLION),
-    ]
+    now = cursor(Axis(CHART_LEFT, END, clocks), kernel.clock + 0.5, CHART_TOP - 6, CHART_BOTTOM + 2)
+    now += grasp(plot.x.at(kernel.clock + 0.5) - 12, CHART_TOP - 8, 24, CHART_BOTTOM - CHART_TOP + 10)
     grip = Grip("frame", plot.x.at(0.5), plot.x.at(clocks - 0.5), 0, min(clocks, FRAMES) - 1)
-    return [*body, draggable("".join(moment), "Time", grip)]
+    return [*body, draggable(now, "Time", grip)]

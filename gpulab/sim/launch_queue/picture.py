@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from virtualgpu.pictures.style import GREEN, INK, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, Picture, bar, dot, length, line, rect, shape, text
 
-from ..base.lanes import Axis, Stretch, blocks, cursor, inside, joined, playhead, veil
-from ..base.scene import END, keys, note, picture, small
+from ..base.lanes import Axis, Stretch, beside, blocks, cursor, inside, joined, playhead, veil
+from ..base.scene import END, keys, note, picture
 from ..base.touch import clickable, grasp, named
 from ..base.words import count, duration, percent
 from .model import MODE_NAMES, MODES, STEPS, Run
@@ -72,19 +72,13 @@ def _words(queue: Queue, axis: Axis) -> list[str]:
             early = queue.moment - start > end - queue.moment
             start, end = (start, queue.moment) if early else (queue.moment, end)
         found.append(inside(axis, (start, end), words, base))
-    x = axis.x(queue.moment)
     said = ["all is done" if queue.moment >= done.end else "the GPU has nothing to run"]
     if queue.at_work is not None:
         said = [
             f"{queue.name(queue.at_work)}: {queue.waited(queue.at_work)}",
             f"{duration(queue.behind)} of work waits",
         ]
-    left = x + 8 + max(length(words, SMALL) for words in said) > END
-    at, anchor = (x - 8, "end") if left else (x + 8, "start")
-    return [
-        *found,
-        *(small(at, AHEAD + 16 + 18 * row, words, anchor=anchor, halo=True) for row, words in enumerate(said)),
-    ]
+    return [*found, *beside(axis.x(queue.moment), AHEAD + 16, *said)]
 
 
 def _lane(stream: int, streams: int) -> tuple[float, float]:

@@ -1,7 +1,4 @@
-"""A race of a CPU and a GPU over the same tasks: lanes at work, the time of each, and who wins at how many tasks.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""A race of a CPU and a GPU over the same tasks: the time of each, and who wins at how many tasks."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import math
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, text
 
-from ..base.lanes import Axis, cursor, veil
+from ..base.lanes import Axis, beside, cursor, veil
 from ..base.scene import END, Plot, Scale, beside_ends, diamond, keys, note, picture, pointer, small
 from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, duration, many
@@ -40,9 +40,8 @@ def _bars(race: Contest) -> list[str]:
         body += [text(MARGIN, top + 14, name, weight="bold"), note(MARGIN, top + 31, lanes)]
         body += _pieces(side, axis, top, fill)
         above.append(text(axis.x(side.seconds) + 8, top + 19, duration(side.seconds), weight="bold", halo=True))
-        words, base = _standing(race, side), top + BAR_HIGH + 16
-        left = now + 8 + length(words, SMALL) > END
-        above.append(small(now - 8 if left else now + 8, base, words, anchor="end" if left else "start", halo=True))
+        if side.phase(race.now):
+            above += beside(now, top + BAR_HIGH + 16, _standing(race, side))
     grip = grasp(now - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
     grip += cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
     fills = {"CPU’s tasks": (BLUE, False), "GPU’s tasks": (ORANGE, False)}
@@ -64,8 +63,6 @@ def _bars(race: Contest) -> list[str]:
 def _standing(race: Contest, side: Side) -> str:
     """How far it is; on the GPU whole warps run, and some of their lanes may have no task."""
     done, working = side.done(race.now), side.working(race.now)
-    if not side.phase(race.now):
-        return "finished"
     without = -working % WARP if side is race.gpu_side else 0
     idle = f", {without} of their warp idle" if without else ""
     return f"{done:,} of {many(side.tasks, 'task')} done; {race.doing(side)}{idle}"
