@@ -144,9 +144,10 @@ def _waves(kernel: Kernel) -> list[str]:
             y = plot.y.at(share * lanes)
             body.append(bar(x, y, wide, CHART_BOTTOM - y, fill=fill, stroke=""))
         body.append(line(x, CHART_TOP, x, CHART_BOTTOM))
-        blocks = f"wave {index + 1}: {many(wave.blocks, 'block')}"
+        name, number = f"wave {index + 1}", str(index + 1)
+        blocks = f"{name}: {many(wave.blocks, 'block')}"
         whole = f"{blocks} in {kernel.places:,} places"
-        body.append(fitted(x, wide, CHART_BOTTOM + 17, whole, blocks, str(index + 1), fill=MUTED))
+        body.append(fitted(x, wide, CHART_BOTTOM + 17, whole, blocks, name, number, fill=MUTED))
     now = cursor(Axis(CHART_LEFT, END, clocks), kernel.clock + 0.5, CHART_TOP - 6, CHART_BOTTOM + 2)
     now += grasp(plot.x.at(kernel.clock + 0.5) - 12, CHART_TOP - 8, 24, CHART_BOTTOM - CHART_TOP + 10)
     grip = Grip("frame", plot.x.at(0.5), plot.x.at(clocks - 0.5), 0, min(clocks, FRAMES) - 1)
