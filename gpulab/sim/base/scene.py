@@ -128,7 +128,7 @@ def keys(x: float, base: float, *entries: tuple[str, str] | tuple[str, str, bool
     x -= sum(rooms) - 14 if ends else 0
     body, left = [], x
     for (words, fill, *hatched), room in zip(entries, rooms, strict=True):
-        if x + room - 14 > END:
+        if x + room - 14 > END + 1:  # with `ends` the last one ends there, to a rounding error
             x, base = left, base + 20
         body.append(key(x, base, words, fill=fill, hatched=any(hatched)))
         x += room
