@@ -184,7 +184,7 @@ class TestPicture:
         words = re.findall(">([✓✗] .*?|–)<", NumberFormats().svg())
         assert words == ["✓ 0%", "✗ 2%", "✗ 100%", "✗ 100%", "✗ 100%"]
         assert re.findall(">([✓✗] .*?|–)<", NumberFormats(**CLAIM_TOO_LARGE).svg()) == ["✓ 0%", "–", "✗ 100%", "–", "–"]
-        assert "without rounding 90%" in NumberFormats(update=0.0001).svg()
+        assert "exact: 90%" in NumberFormats(update=0.0001).svg()
 
     def test_inf_is_named_on_the_number_line(self):
         assert "stored as −inf" in NumberFormats(**CLAIM_TOO_LARGE, format="fp16", negative=True).svg()

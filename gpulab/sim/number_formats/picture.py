@@ -25,22 +25,23 @@ from ..base.touch import Grip, clickable, draggable, grasp, named
 from .model import Number, Stored, flipped, show, spacings
 
 ROW, CHOSEN_ROW, CELL = 23.0, 32.0, 14.0
-NAME, SIGN, MANTISSA, VALUE, ERROR = 18.0, 92.0, 228.0, 566.0, 674.0
-AXIS, TABLE_TOP, RANGE_TOP = 77.0, 137.0, 339.0
+NAME, SIGN, MANTISSA, VALUE, ERROR = 18.0, 92.0, 228.0, 559.0, 662.0
+AXIS, TABLE_TOP, RANGE_TOP = 77.0, 137.0, 319.0
 FIELDS = {"sign": GREEN, "exponent": ORANGE, "mantissa": SKY}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def draw(number: Number) -> Picture:
     """The chosen format's number line, all formats under one another, and how far each format reaches."""
-    return picture(number, 458.0, _number_line(number), _table(number, TABLE_TOP), _ranges(number, RANGE_TOP))
+    return picture(number, 438.0, _number_line(number), _table(number, TABLE_TOP), _ranges(number, RANGE_TOP))
 
 
 def _table(number: Number, top: float) -> list[str]:
     """A row for each format, which chooses it; the bits of the chosen one are switches."""
     heads = {"sign": SIGN - 9, "exponent": MANTISSA - 70, "mantissa": MANTISSA, "stored": VALUE, "error": ERROR}
     body = [note(x, top + 13, words) for words, x in heads.items()]
-    body.append(note(END, top + 13, f"left after {number.steps:,}", anchor="end"))
+    body.append(note(END, top + 13, f"{number.steps:,} updates leave", anchor="end"))
+    body.append(Live(note(VALUE - 40, top + 13, "click a bit or a row", anchor="end")))
     top += 18
     for name, stored in zip(FORMATS, number.all, strict=True):
         chosen = stored is number.chosen
@@ -67,10 +68,8 @@ def _table(number: Number, top: float) -> list[str]:
         body.append(clickable(row, f"{stored.format.name}: {show(stored.value)}, error {stored.outcome}", format=name))
         body += bits if chosen else []
         top += high
-    name = number.chosen.format.name
-    body.append(Live(note(MARGIN, top + 16, f"{name}’s bits: {_parts(number.chosen)}; click a bit or a row")))
-    right = round(100 * number.exact / number.asked)
-    return [*body, note(END, top + 16, f"without rounding {right}%", anchor="end")]
+    body.append(note(MARGIN, top + 17, f"{number.chosen.format.name}’s bits: {_parts(number.chosen)}"))
+    return [*body, note(END, top + 17, f"exact: {round(100 * number.exact / number.asked)}%", anchor="end")]
 
 
 def _left(number: Number, stored: Stored, base: float) -> str:
@@ -231,7 +230,7 @@ RANGE = Scale(SIGN, RIGHT, 1e-46, 1e39, log=True)
 def _ranges(number: Number, top: float) -> list[str]:
     """From the smallest to the largest of each format; the number is dragged from one power of ten to the next."""
     at, low = RANGE.at, top + 9 + 15 * len(number.all)
-    body = [note(SIGN, top, "range, from the smallest to the largest (hatched: subnormal)")]
+    body = [note(END - 100, top, "range, smallest to largest (hatched: subnormal)", anchor="end")]
     for place, stored in enumerate(number.all):
         kind, y, chosen = stored.format, top + 9 + 15 * place, stored is number.chosen
         body.append(small(NAME, y + 11, kind.name, weight="bold" if chosen else ""))
