@@ -77,9 +77,10 @@ class TestWhatACopyIs:
         result = state()
         assert [held.name for held in result.outcome.host] == ["input_data", "weights", "bias"]
         assert [held.name for held in result.outcome.gpu] == ["input_data_gpu", "weights_gpu"]
-        assert result.finding == "Both are on the GPU now, and still on the host too: .to copies"
-        assert state("bias to GPU").finding.startswith("It is on the GPU now, and still on the host too")
-        assert state("all to GPU", "del bias", "input_data to GPU").finding.startswith("Both are")
+        assert result.finding == "input_data and weights are on the GPU now, and still on the host too: .to copies"
+        assert state("bias to GPU").finding.startswith("bias is on the GPU now, and still on the host too")
+        assert state("all to GPU").finding.startswith("input_data, weights and bias are on the GPU now")
+        assert state("all to GPU", "del bias", "input_data to GPU").finding.startswith("input_data and weights are")
 
     def test_the_same_name_lets_the_host_tensor_go(self):
         result = state(assign="same")
@@ -400,6 +401,16 @@ class TestThePicture:
             drawn = [(float(bar.get("x")), float(bar.get("width"))) for bar in found if bar.get("fill") == fill]
             expected = [(LEFT + (start - begin) * unit, (end - start) * unit) for start, end in seconds]
             assert drawn == [pytest.approx(pair, abs=0.06) for pair in expected]
+
+    def test_a_copy_too_short_for_its_time_has_it_below(self):
+        words = [
+            e.text for e in ET.fromstring(Transfers(**Transfers.states[2].values).picture.inner()).iter() if e.text
+        ]
+        assert [words.count(time) for time in ("52 µs", "8.1 µs", "811 µs")] == [2, 2, 2]  # in the console, at the bar
+
+    def test_the_rate_in_force_comes_first(self):
+        assert "pageable 10 GB/s, pinned 24" in Transfers().svg()
+        assert "pinned 24 GB/s, pageable 10" in Transfers(pinned=True).svg()
 
     @whole_range
     def test_the_bus_was_busy_as_long_as_the_lines_say(self, values):

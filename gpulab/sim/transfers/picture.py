@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, code, line, rect, text, wrap
+from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, code, length, line, rect, text, wrap
 
 from ..base.lanes import Axis
 from ..base.scene import END, WIDTH, arrow, chip, fitted, note, picture, small
@@ -72,11 +72,12 @@ def _bus(result: Crossings) -> list[str]:
     out, middle = result.outcome, WIDTH / 2
     left, right, y = HOST + PANEL + 8, GPU - 8, PANEL_HEIGHT - 24
     last, rates = out.lines[-1], out.rates
+    reached = [f"pageable {rates.pageable_gbps:.3g}", f"pinned {rates.pinned_gbps:.3g}"]
+    pinned = last.pinned if last.copies else any(held.pinned for held in out.host)
+    rate = " GB/s, ".join(reversed(reached) if pinned else reached)  # the one in force comes first
     body = [
         note(middle, 20, f"{result.link}: {out.link.one_way_gbps:.0f} GB/s", anchor="middle"),
-        note(
-            middle, y + 19, f"reached: {rates.pageable_gbps:.3g} GB/s, pinned {rates.pinned_gbps:.3g}", anchor="middle"
-        ),
+        note(middle, y + 19, rate, anchor="middle"),
     ]
     words = "nothing copied" if last.kind == "there" else "idle"
     if last.kind == "device":
@@ -107,7 +108,7 @@ def _console(result: Crossings) -> list[str]:
         *([Live(clickable(undo, "Undo", script=result.before))] if result.commands else []),
         Live(note(280, CONSOLE, "or click a tensor, or carry it over")),
         note(BUS, CONSOLE, "on the bus", anchor="end"),
-        note(END, CONSOLE, "call returns", anchor="end"),
+        note(END, CONSOLE, "call takes", anchor="end"),
         line(MARGIN, CONSOLE + 7, END, CONSOLE + 7, stroke=RULE),
     ]
     error = wrap(result.error.split(_TO_READ_ON)[0], END - MARGIN - 12, SMALL)
@@ -146,7 +147,7 @@ def _lanes(result: Crossings) -> list[str]:
     """When Python waited for a call, and when the bus copied."""
     out, copied = result.outcome, result.copied
     calls = [it for it in out.lines if it.call is not None and it.kind != "pinned"]
-    names = [small(MARGIN, LANES + 17, "Python waits"), small(MARGIN, LANES + 47, "the bus copies")]
+    names = [small(MARGIN, LANES + 17, "the call takes"), small(MARGIN, LANES + 47, "the bus copies")]
     if not calls:
         return [*names, note(LEFT, LANES + 17, "no copy yet")]
     begin = calls[0].began
@@ -154,14 +155,20 @@ def _lanes(result: Crossings) -> list[str]:
     spans = [(it.began, it.began + (it.call or 0.0), LANES, VERMILLION) for it in calls]
     spans += [(start, end, LANES + 30, ORANGE) for start, end in out.bus]
     body = [*names, note(MARGIN, LANES - 11, "virtual time"), *axis.draw(LANES - 6, LANES + 30 + LANE)]
+    free = LEFT  # under the bus, where no time stands yet
     for start, end, top, fill in spans:
-        x, wide = axis.x(start - begin), axis.seen(end - start)
+        x, wide, words = axis.x(start - begin), axis.seen(end - start), duration(end - start)
         body.append(bar(x, top, wide, LANE, fill=fill))
-        body.append(fitted(x, wide, top + 17, duration(end - start)))
+        body.append(fitted(x, wide, top + 17, words))
+        room = length(words, SMALL)
+        left = min(max(free, x + (wide - room) / 2), END - room)
+        if not body[-1] and top > LANES and free <= left <= x + wide + 12:
+            body.append(small(left, top + LANE + 13, words))
+            free = left + room + 6
     x = axis.x(out.went_on - begin)
     body.append(fitted(x, END - x, LANES + 17, "goes on with the next line", "goes on", halo=True))
     if copied:
         near = out.rates.memory_seconds(copied)
         words = f"In its own memory the GPU reads the same {size(copied)} in {duration(near)}"
-        body.append(text(LEFT, LANES + 78, f"{words}: {result.copying / near:.0f} × faster"))
+        body.append(text(LEFT, LANES + 82, f"{words}: {result.copying / near:.0f} × faster"))
     return body

@@ -131,10 +131,10 @@ class Crossings(Result):
                 f"The way back is as slow: {size(last.nbytes)} in {copy}. Leave on the GPU what the GPU will need again"
             )
         if self.assign == "new":
-            both = ("It is", "Both are", "All three are")[
-                len(self.on_gpu & {f"{held.name}_gpu" for held in out.host}) - 1
-            ]
-            return f"{both} on the GPU now, and still on the host too: .to copies"
+            both = [held.name for held in out.host if f"{held.name}_gpu" in self.on_gpu]
+            names = " and ".join(filter(None, (", ".join(both[:-1]), both[-1])))
+            verb = "is" if len(both) == 1 else "are"
+            return f"{names} {verb} on the GPU now, and still on the host too: .to copies"
         what = "A module moves as a whole" if "layer" in last.code else "The name refers to the copy now"
         return f"{what}: nothing refers to the {size(last.nbytes)} on the host any more, and they are free again"
 
