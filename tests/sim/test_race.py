@@ -215,7 +215,7 @@ class TestSimulator:
         sim = Race()
         assert isinstance(sim.result, Contest)
         assert sim.values == DEFAULT
-        assert sim.picture.title == "The GPU wins by 2.1 ×: 256 slow lanes against 8 fast ones of the CPU’s 256"
+        assert sim.picture.title == "The GPU’s 256 slow lanes win by 2.1 × against 8 fast ones of the CPU"
         assert "32 of 128 tasks done; 8 at work" in sim.svg()
         assert "0 of 128 tasks done; 128 at work" in sim.svg()
 
@@ -296,6 +296,18 @@ class TestTouch:
         assert page.simulator.result.speedup > 1
         page.ask(tasks=48)
         assert page.simulator.result.speedup <= 1
+
+    @pytest.mark.parametrize(
+        ("values", "gpu", "curve"),
+        [
+            ({}, "GPU: a toy", "CPU, 1 lane per core"),
+            ({"simd": 8, "gpu": "A100-80"}, "GPU: A100-80", "CPU, 8 lanes per core"),
+            ({"simd": 32}, "GPU: a toy", "CPU"),
+        ],
+    )
+    def test_the_gpu_in_use_and_the_cpus_lanes_are_named(self, values, gpu, curve):
+        found = re.findall(r">([GC]PU(?:: .*?|, \d+ lanes? per core)?)<", Race(**values).picture.inner())
+        assert sorted(found) == sorted(["CPU", gpu, curve, "GPU"])
 
     @whole_range
     def test_names_of_curves_stay_beside_the_plot_and_apart(self, values):

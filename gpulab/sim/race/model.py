@@ -212,8 +212,7 @@ class Contest(Result):
             return f"{found}; the serial part holds both below {times(self.amdahl)}"
         if speedup >= 1.05 and self.simd < CORE_LANES:
             slow, used = ("slow ", many(self.cpu.lanes, "fast one")) if self.ratio > 1 else ("", f"{self.cpu.lanes:,}")
-            of = f"{used} of the CPU’s {self.simd_cpu.lanes:,}"
-            return f"{found}: {self.lanes:,} {slow}lanes against {of}"
+            return f"The GPU’s {self.lanes:,} {slow}lanes win by {times(speedup)} against {used} of the CPU"
         if speedup >= 1.05:
             return found if self.crossover is None else f"{found}; it is {self.crossing}"
         beside = self.gpu_side.spent("copy in", "launch", "copy out")

@@ -11,11 +11,11 @@ from ..base.lanes import Axis, beside, cursor, veil
 from ..base.scene import END, Plot, Scale, beside_ends, diamond, keys, note, picture, pointer, small
 from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, duration, many
-from .model import CORE_LANES, MOST_AT_ONCE, MOST_TASKS, PLACES, TASK, WARP, Contest, Side
+from .model import CORE_LANES, MOST_AT_ONCE, MOST_TASKS, PLACES, TASK, TOY, WARP, Contest, Side
 
 BARS_LEFT, BARS_RIGHT, BARS_TOP, BAR_HIGH, APART = 196.0, 770.0, 38.0, 28.0, 58.0
 BARS_BOTTOM = BARS_TOP + 2 * APART
-LEFT, RIGHT, TOP, BOTTOM = 78.0, 716.0, 244.0, 412.0  # of the plot
+LEFT, RIGHT, TOP, BOTTOM = 78.0, 686.0, 244.0, 412.0  # of the plot
 TASKS = Scale(LEFT, RIGHT, 1, MOST_TASKS, log=True)
 FILLS = {"serial": GREEN, "copy in": PURPLE, "launch": VERMILLION, "copy out": PURPLE}
 HATCHED = ("serial", "launch")
@@ -32,7 +32,12 @@ def _bars(race: Contest) -> list[str]:
     cores = f"{count(race.cores, 'core')} × {race.simd} of {CORE_LANES} lanes"
     rows = (
         ("CPU", cores, race.cpu, BLUE),
-        ("GPU", f"{many(race.warps, 'warp')} × {WARP} lanes", race.gpu_side, ORANGE),
+        (
+            "GPU: a toy" if race.gpu == TOY else f"GPU: {race.gpu}",
+            f"{many(race.warps, 'warp')} × {WARP} lanes",
+            race.gpu_side,
+            ORANGE,
+        ),
     )
     body, above, now = axis.draw(BARS_TOP - 12, BARS_BOTTOM), [], axis.x(race.now)
     for place, (name, lanes, side, fill) in enumerate(rows):
@@ -100,7 +105,8 @@ def _plot(race: Contest) -> list[str]:
     for side, (name, stroke, width, dash) in list(STYLES.items())[: 2 + (race.simd < CORE_LANES)]:
         curve = race.curves[side]
         body.append(plot.curve(zip(PLACES, curve, strict=True), stroke=stroke, width=width, dash=dash))
-        ends[name] = plot.y.at(curve[-1])
+        used = f", {count(race.simd, 'lane')} per core" if side == "cpu" and race.simd < CORE_LANES else ""
+        ends[name + used] = plot.y.at(curve[-1])
     return [*body, *beside_ends(RIGHT + 8, BOTTOM, ends), *_crossing(race), _tasks(race, plot)]
 
 
