@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from virtualgpu.pictures.style import GREEN, INK, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.style import GREEN, INK, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import MARGIN, Picture, bar, dot, length, line, rect, shape, text
 
 from ..base.lanes import Axis, Stretch, beside, blocks, cursor, inside, joined, playhead, veil
@@ -168,19 +168,18 @@ def _labels(queue: Queue) -> list[str]:
 
 
 def _timers(queue: Queue, axis: Axis) -> list[str]:
-    """What each reads; one that is far off has a colour."""
-    body, off = [], queue.timer < 0.8 * queue.step
-    reads = (
-        ("no synchronize", queue.run.unsynchronised, ORANGE if off else RULE),
-        ("synchronize", queue.run.end, RULE),
-    )
-    for row, (name, seconds, fill) in enumerate(reads):
+    """What each reads, and whether that is right, to a twentieth."""
+    body = []
+    for row, (name, seconds) in enumerate(
+        (("no synchronize", queue.run.unsynchronised), ("synchronize", queue.run.end))
+    ):
         top = TIMER + row * (TIMER_HIGH + 8)
-        words = f"timer reads {duration(seconds)}: {duration(seconds / STEPS)} a step"
+        sign = "✓" if seconds > 0.95 * queue.run.end else "✗"
+        words = f"{sign} timer reads {duration(seconds)}: {duration(seconds / STEPS)} a step"
         wide = axis.seen(seconds)
         outside = LEFT + wide + 8 + length(words, bold=True) <= END
         body.append(text(MARGIN, top + 17, name))
-        body.append(bar(LEFT, top, wide, TIMER_HIGH, fill=fill))
+        body.append(bar(LEFT, top, wide, TIMER_HIGH, fill=RULE))
         body.append(text(LEFT + (wide if outside else 0) + 8, top + 17, words, weight="bold"))
     return body
 
