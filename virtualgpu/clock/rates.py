@@ -135,6 +135,11 @@ class Rates:
         return self.l2_gbps * 1e9
 
     @cached_property
+    def cycles(self) -> float:
+        """Cycles per second of all multiprocessors together."""
+        return self.loads_per_us * 1e6 / _LOADS
+
+    @cached_property
     def kernel_s(self) -> float:
         """`kernel_us` in seconds."""
         return self.kernel_us * 1e-6

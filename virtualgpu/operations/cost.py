@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import own_code
-from . import arithmetic, temporaries
+from . import arithmetic, norms
 from .traffic import Args, Cost, Rule, reading, traffic, writes, writing
 
 if TYPE_CHECKING:
@@ -186,82 +186,6 @@ def _dropped(device: Device, func: Any, args: Args, out: Any) -> Cost:
     return (_moves if args[1] and args[2] else _free)(device, func, args, out)
 
 
-def _norm(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """Statistics first: what is normalised is read for them, and again."""
-    return Cost(reading(device, args[0], args[0]) + reading(device, *args[1:]) + writing(device, out))
-
-
-def _norm_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """The gradient and what was normalised are read for two sums, and again."""
-    return Cost(reading(device, *args[:2], *args[:2]) + reading(device, *args[2:]) + writing(device, out))
-
-
-def _batch_norm(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """In evaluation it is a scale and a shift."""
-    if not args[5]:
-        return _at_least(_moves(device, func, args, out), _in_evaluation(device, args[0], args[1]))
-    return _at_least(_norm(device, func, args, out), _of_planes(device, args[0], args[1], 3))
-
-
-def _batch_norm_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    return _at_least(_norm_backward(device, func, args, out), _of_planes(device, args[1], args[2], 5))
-
-
-def _at_least(cost: Cost, seconds: float) -> Cost:
-    return cost if cost.seconds >= seconds else cost._replace(seconds=seconds)
-
-
-# Numbers per microsecond that a multiprocessor of an H200 passes in a batch norm: cuDNN's kernel, PyTorch's (which has
-# bfloat16), and backward; "near" for planes that it keeps while it has the sums.
-_PASSED = {
-    "cudnn": 5200.0, "near": 12000.0, "pytorch": 3600.0, "backward": 3600.0, "pytorch backward": 5400.0,
-    "evaluation": 3300.0, "evaluation, last": 2600.0,
-}  # fmt: skip
-_NEAR = 1 << 17  # bytes
-_TAKEN = 256  # numbers of one channel of an image that evaluation takes at a time, where they are next to each other
-
-
-def _of_planes(device: Device, x: Tensor, weight: Tensor | None, passes: int) -> float:
-    """Seconds of a batch norm on Hopper beside its traffic, as an H200 was seen to do it in ten shapes.
-
-    With channels first each channel is one block's, so that few channels leave multiprocessors idle.
-    """
-    if device.spec.capability != (9, 0) or not x.numel() or x.dim() < 3:
-        return 0.0
-    by_cudnn, backward = temporaries.by_cudnn(x, weight), passes == 5
-    plane = x.numel() // x.shape[1]
-    if _channels_last(x):
-        kind = "pytorch backward" if backward else "pytorch"
-        return 0.0 if by_cudnn else x.numel() * passes / (device.spec.sms * _PASSED[kind]) * 1e-6
-    kind = "backward" if backward else "cudnn" if by_cudnn else "pytorch"
-    if kind == "cudnn" and x.element_size() == 2 and 2 * plane <= _NEAR:
-        kind = "near"
-    waves = -(-x.shape[1] // device.spec.sms)
-    return waves * plane * passes / _PASSED[kind] * 1e-6
-
-
-def _in_evaluation(device: Device, x: Tensor, weight: Tensor | None) -> float:
-    """Batch norm in evaluation: a scale and a shift."""
-    if device.spec.capability != (9, 0) or not x.numel() or x.dim() < 3:
-        return 0.0
-    if _channels_last(x):
-        by_cudnn = temporaries.by_cudnn(x, weight)
-        return x.numel() / (device.spec.sms * _PASSED["evaluation, last"]) * 1e-6 if by_cudnn else 0.0
-    planes = x.shape[0] * x.shape[1]
-    numbers = planes * -(-x.numel() // (planes * _TAKEN)) * _TAKEN
-    return numbers / (device.spec.sms * _PASSED["evaluation"]) * 1e-6
-
-
-def _channels_last(x: Tensor) -> bool:
-    """Also of images of one pixel."""
-    return not x.is_contiguous() or x.numel() == x.shape[0] * x.shape[1]
-
-
-def _gathered_statistics(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """Statistics of all ranks, and running ones: the input is passed for its dtype alone."""
-    return Cost(reading(device, *args[1:]) + writing(device, out, *args[3:5]))
-
-
 def _free(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """No kernel at all."""
     return Cost(0.0, kernels=0)
@@ -274,15 +198,8 @@ def _written(func: Any) -> tuple[int, ...]:
 
 RULES: dict[Any, Rule] = {
     **arithmetic.RULES,
-    aten.native_batch_norm.default: _batch_norm,
-    aten.native_batch_norm_backward.default: _batch_norm_backward,
-    aten.batch_norm_gather_stats_with_counts.default: _gathered_statistics,
-    aten.native_group_norm.default: _norm,  # a layer norm's rows are short: their second reading is the cache's
+    **norms.RULES,
     **dict.fromkeys((aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default), _dropped),
-    **dict.fromkeys(
-        (aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default),
-        _norm_backward,
-    ),
     **dict.fromkeys(
         (
             aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default,
