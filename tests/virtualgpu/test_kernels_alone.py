@@ -17,6 +17,8 @@ NAMES = {
     "aten::native_layer_norm_backward": ("native_layer_norm_backward",),
     "aten::native_group_norm": ("native_group_norm",),
     "aten::native_group_norm_backward": ("native_group_norm_backward",),
+    "aten::sum": ("sum",),
+    "aten::add": ("add",),
 }
 
 
@@ -50,6 +52,9 @@ def by_operation(model, batch, mode):
         ("swin_t", 8, "amp_bf16", ["aten::native_layer_norm", "aten::native_layer_norm_backward"]),
         ("gpt2_small", 2, "amp_bf16", ["aten::native_layer_norm", "aten::native_layer_norm_backward"]),
         ("unet", 4, "fp32", ["aten::native_group_norm", "aten::native_group_norm_backward"]),
+        ("gpt2_small_ckpt", 8, "amp_bf16", ["aten::sum", "aten::add"]),
+        ("gpt2_small_ckpt", 8, "fp32", ["aten::sum"]),
+        ("vit_b_16", 64, "amp_bf16", ["aten::sum", "aten::add"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -92,3 +97,28 @@ def test_few_groups_leave_multiprocessors_idle():
         x = torch.empty(4, 256, 256, 256, device="cuda")
         few, many = (seconds(gpu, lambda g=g: nn.functional.group_norm(x, g)) for g in (8, 256))
         assert few > 3 * many
+
+
+def test_copies_between_layouts_are_slower_than_copies():
+    with VirtualGPU("H200", compute=False) as gpu:
+        x = torch.empty(197, 64, 3, 768, device="cuda")
+        moved = 2 * x.nbytes
+        plain, other = seconds(gpu, lambda: x.clone()), seconds(gpu, lambda: x.movedim(2, 0).contiguous())
+        assert plain == pytest.approx(moved / gpu.rates.memory_rate, rel=0.1)
+        assert 1.2e12 < moved / other < 1.8e12  # an H200 had 1.4 to 1.6 TB/s
+        small = torch.empty(64, 512, 64, device="cuda")  # found in L2
+        assert seconds(gpu, lambda: small.transpose(0, 1).contiguous()) < 2.2 * small.nbytes / gpu.rates.memory_rate
+
+
+def test_sums_of_columns_are_slower_than_sums_of_rows():
+    with VirtualGPU("A100-40", compute=False) as gpu:
+        x = torch.empty(1 << 14, 1 << 13, device="cuda", dtype=torch.bfloat16)
+        rows, columns = (seconds(gpu, lambda dim=dim: x.sum(dim)) for dim in (1, 0))
+        assert rows == pytest.approx(x.nbytes / gpu.rates.memory_rate, rel=0.05)
+        assert 1.2 * rows < columns < 2 * rows
+
+
+def test_a_sum_of_two_dtypes_is_slower_than_its_bytes():
+    with VirtualGPU("H200", compute=False) as gpu:
+        a, b = torch.empty(1 << 25, device="cuda"), torch.empty(1 << 25, device="cuda", dtype=torch.bfloat16)
+        assert 1.4 < seconds(gpu, lambda: a + b) / ((4 + 2 + 4) * a.numel() / gpu.rates.memory_rate) < 2

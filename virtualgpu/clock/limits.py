@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from .rates import Rates
 
-# Bytes per cycle that a multiprocessor moves in PyTorch's kernels that load one number at a time: copies between
-# layouts 5.4 to 6.1, sums of columns 5.3 to 6.4, sums of groups 5.2 to 5.7, a bias that is added 6.3. Each thread has
-# four loads under way and no more (`elementwise_kernel<128, 4>` in CUDALoops.cuh, `vt0 = 4` in Reduce.cuh).
+# Bytes per cycle that a multiprocessor moves from and to memory in kernels that load one number at a time: copies
+# between layouts 5.4 to 6.1, sums of columns 5.3 to 6.4, sums of groups 5.2 to 5.7. Each thread has four loads under
+# way and no more (`elementwise_kernel<128, 4>` in CUDALoops.cuh, `vt0 = 4` in Reduce.cuh).
 _ONE_BY_ONE = 6.0
+# Numbers per cycle of a multiprocessor in elementwise kernels of two dtypes, 0.9 to 1.2: which cast it is, is asked for
+# each number (`fetch_and_cast` in c10/core/DynamicCast.h).
+_CASTS = 1.0
 # Cycles of a multiprocessor for each row of a layer norm, beside its traffic: a block of 128 threads for each row adds
 # up over warps and waits twice (layer_norm_kernel.cu). Rows of 96 and of 768 numbers take the same.
 _ROW, _ROW_BACKWARD = 390, 330
@@ -25,6 +28,11 @@ _ONE_BLOCK = 3.6  # bytes per cycle that one block of a group norm's sums reads
 def one_by_one(rates: Rates, nbytes: float) -> float:
     """Return the least seconds for a kernel that moves `nbytes`, and loads one number at a time."""
     return nbytes / (_ONE_BY_ONE * rates.cycles)
+
+
+def casts(rates: Rates, numbers: int) -> float:
+    """Return the least seconds for an elementwise kernel of two dtypes with so many results."""
+    return numbers / (_CASTS * rates.cycles)
 
 
 def layer_norm(rates: Rates, rows: int, *, backward: bool = False) -> float:

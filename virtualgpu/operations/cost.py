@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import own_code
-from . import arithmetic, norms
+from . import arithmetic, layouts, norms
 from .traffic import Args, Cost, Rule, reading, traffic, writes, writing
 
 if TYPE_CHECKING:
@@ -199,6 +199,7 @@ def _written(func: Any) -> tuple[int, ...]:
 RULES: dict[Any, Rule] = {
     **arithmetic.RULES,
     **norms.RULES,
+    **layouts.RULES,
     **dict.fromkeys((aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default), _dropped),
     **dict.fromkeys(
         (

@@ -40,7 +40,7 @@ def _in_order(device: Device, *tensors: Tensor) -> tuple[float, int]:
     seconds = 0.0
     for tensor in copied:
         moved = 2 * traffic(tensor)
-        seconds += max(device.timer.clock.rates.memory_seconds(moved), limits.one_by_one(_rates(device), moved))
+        seconds += max(_rates(device).memory_seconds(moved), limits.one_by_one(_rates(device), moved))
         device.moved += moved
     return seconds, len(copied)
 
