@@ -122,3 +122,33 @@ def test_a_sum_of_two_dtypes_is_slower_than_its_bytes():
     with VirtualGPU("H200", compute=False) as gpu:
         a, b = torch.empty(1 << 25, device="cuda"), torch.empty(1 << 25, device="cuda", dtype=torch.bfloat16)
         assert 1.4 < seconds(gpu, lambda: a + b) / ((4 + 2 + 4) * a.numel() / gpu.rates.memory_rate) < 2
+
+
+def kernels(gpu, call):
+    """Number of kernels of `call`, and its seconds beyond their least times."""
+    before = gpu.clock.kernels()
+    call()
+    return gpu.clock.kernels() - before, seconds(gpu, call)
+
+
+def test_cudnn_adds_no_bias_and_makes_no_gradient_of_one():
+    with VirtualGPU("A100-80", compute=False) as gpu:
+        x = torch.empty(64, 64, 112, 112, device="cuda")
+        bare, biased = (nn.Conv2d(64, 64, 3, padding=1, bias=bias, device="cuda") for bias in (False, True))
+        (few, short), (more, longer) = (kernels(gpu, lambda conv=conv: conv(x)) for conv in (bare, biased))
+        assert more == few + 1
+        assert longer - short == pytest.approx(2 * x.nbytes / gpu.rates.memory_rate, rel=0.05)
+        (few, short), (more, longer) = (kernels(gpu, lambda conv=conv: conv(x).backward(x)) for conv in (bare, biased))
+        assert longer - short == pytest.approx(3 * x.nbytes / gpu.rates.memory_rate, rel=0.05)
+        depthwise = nn.Conv2d(64, 64, 3, padding=1, groups=64, device="cuda")
+        assert kernels(gpu, lambda: depthwise(x))[0] == 1  # PyTorch's own kernel adds it
+
+
+def test_a_slices_gradient_is_filled_and_then_written_in_part():
+    with VirtualGPU("A100-80", compute=False) as gpu:
+        x = torch.empty(64, 1 << 20, device="cuda", requires_grad=True)
+        part, whole = x[0], x.nbytes
+        gradient = torch.ones_like(part)
+        number, took = kernels(gpu, lambda: torch.autograd.grad(part, x, gradient, retain_graph=True))
+        assert number == 2
+        assert took == pytest.approx(whole * (1 + 2 / 64) / gpu.rates.memory_rate, rel=0.05)

@@ -38,10 +38,10 @@ def charge(device: Device, func: Any, args: Args, out: Any) -> None:
     clock = timer.clock
     rates, costs = clock.rates, clock.costs
     before = device.moved
-    seconds, flops, kernels, joules = rule(device, func, args, out)
+    seconds, flops, kernels, joules, after = rule(device, func, args, out)
     if not kernels:
         return
-    nbytes = device.moved - before
+    nbytes = device.moved - before - (after[2] if after else 0)
     if kernels > 1:
         seconds, flops, joules, nbytes = seconds / kernels, flops / kernels, joules / kernels, nbytes // kernels
     if rates.power is not None:
@@ -64,6 +64,9 @@ def charge(device: Device, func: Any, args: Args, out: Any) -> None:
     end = timer.kernel(device.stream, seconds, name, flops, host_s, joules, nbytes)
     for _ in range(kernels - 1):
         end = timer.kernel(device.stream, seconds, name, flops, costs.launch, joules, nbytes)
+    if after:
+        name, seconds, nbytes = after
+        end = timer.kernel(device.stream, seconds + rates.kernel_s, name, 0.0, costs.launch, 0.0, nbytes)
     if device.blocking:
         clock.wait(end, name)
 

@@ -1,4 +1,4 @@
-"""Time of kernels that are slower than their bytes: copies between layouts, sums of columns, sums of two dtypes."""
+"""Time of copies and sums: between layouts, into a part of what is filled first, over columns, of two dtypes."""
 
 from __future__ import annotations
 
@@ -47,15 +47,32 @@ def _elementwise(device: Device, func: Any, args: Args, out: Any) -> Cost:
     return Cost(seconds, kernels=1 if seconds else 0)
 
 
-def _sum(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """Over columns numbers are loaded one by one, and the blocks' counters are set to zero before."""
-    seconds = reading(device, *args) + writing(device, out)
-    tensor = args[0]
+def summed(device: Device, tensor: Tensor, out: Tensor, dims: Any) -> float:
+    """Return the seconds of sums over `dims`, None for all.
+
+    Over columns numbers are loaded one by one, and the blocks' counters are set to zero before.
+    """
+    seconds = reading(device, tensor) + writing(device, out)
     nbytes = traffic(tensor)
-    if nbytes > _LARGE and _over_columns(tensor, args[1] if len(args) > 1 else None):
+    if nbytes > _LARGE and _over_columns(tensor, dims):
         rates = device.timer.clock.rates
         seconds = max(seconds, limits.one_by_one(rates, nbytes)) + rates.kernel_s
+    return seconds
+
+
+def _sum(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    seconds = summed(device, args[0], out, args[1] if len(args) > 1 else None)
     return Cost(seconds, kernels=1 if seconds else 0)
+
+
+def _filled_first(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    """The whole result is filled, and what is given is copied into a part of it: two kernels."""
+    given = args[0]
+    seconds = writing(device, out) + reading(device, given)
+    part = traffic(given)
+    device.moved += part
+    seconds += device.timer.clock.rates.memory_seconds(part)
+    return Cost(seconds, kernels=2 if seconds else 0)
 
 
 def _over_columns(tensor: Tensor, dims: Any) -> bool:
@@ -77,4 +94,7 @@ RULES: dict[Any, Rule] = {
     ),
     **dict.fromkeys((aten.clone.default, aten._to_copy.default), _copy),
     **dict.fromkeys((aten.sum.dim_IntList, aten.mean.dim), _sum),
+    **dict.fromkeys(
+        (aten.select_backward.default, aten.slice_backward.default, aten.constant_pad_nd.default), _filled_first
+    ),
 }  # fmt: skip
