@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import own_code
-from . import arithmetic, layouts, norms
+from . import arithmetic, layouts, lists, norms
 from .traffic import Args, Cost, Rule, reading, traffic, writes, writing
 
 if TYPE_CHECKING:
@@ -173,6 +173,10 @@ def _in_place(device: Device, func: Any, args: Args, out: Any) -> Cost:
     return Cost(seconds, kernels=1 if seconds else 0)
 
 
+def _of_lists(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    return lists.cost(device, args, [out, *(args[i] for i in _written(func) if i < len(args))])
+
+
 def _picks(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """Read as much as is returned: a few rows of a table."""
     rate = device.timer.clock.rates.memory_rate
@@ -247,6 +251,8 @@ def _rule(func: Any) -> Rule:
         "random",
     ):
         return writes
+    if name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+        return _of_lists
     if not func._schema.returns:
         return _in_place
     return _moves

@@ -88,6 +88,38 @@ def _group_norm_backward(device: Device, func: Any, args: Args, out: Any) -> Cos
     return Cost(sums + reading(device, *args) + writing(device, out))
 
 
+# -- softmax ----------------------------------------------------------------------------------------------------------
+
+_REGISTERS = 1024  # numbers of a row that a warp keeps: PersistentSoftmax.cuh, `dim_size <= 1024`
+_SHARED = 48 << 10  # bytes of a row that a block keeps, if it begins at 16 bytes: SoftMax.cu, `can_use_smem`
+
+
+def _read_again(device: Device, tensor: Tensor, dim: int, given: tuple[Tensor, ...], times: int) -> float:
+    """Return the seconds to read rows that are kept nowhere so many times more: from L2 where all at work fit."""
+    length = tensor.shape[dim] if tensor.dim() else 1
+    row = length * tensor.element_size()
+    if length <= _REGISTERS or (row <= _SHARED and row % 16 == 0):
+        return 0.0
+    rates, again = _rates(device), times * traffic(*given)
+    if 2 * rates.sms * row * len(given) <= rates.l2_holds:  # two blocks on each multiprocessor
+        return again / float(rates.l2_rate)
+    device.moved += again
+    return float(rates.memory_seconds(again))
+
+
+def _softmax(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    """The largest, the sum, and the result: a long row is read for each."""
+    seconds = reading(device, args[0]) + writing(device, out)
+    return Cost(seconds + _read_again(device, args[0], args[1], (args[0],), 2), kernels=1 if seconds else 0)
+
+
+def _softmax_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    """A sum, and the result: long rows are read for both."""
+    grad, of_forward, dim = args[:3]
+    seconds = reading(device, grad, of_forward) + writing(device, out)
+    return Cost(seconds + _read_again(device, grad, dim, (grad, of_forward), 1), kernels=1 if seconds else 0)
+
+
 def _rates(device: Device) -> Any:
     return device.timer.clock.rates
 
@@ -163,6 +195,8 @@ RULES: dict[Any, Rule] = {
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
+    **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _softmax),
+    **dict.fromkeys((aten._softmax_backward_data.default, aten._log_softmax_backward_data.default), _softmax_backward),
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.batch_norm_gather_stats_with_counts.default: _gathered_statistics,

@@ -1,0 +1,36 @@
+"""Time of operations on lists of tensors: `_foreach_…` and `_fused_…`, which optimizers call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .traffic import Args, Cost, Tensor, reading, writing
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
+
+# MultiTensorApply.cuh: a launch has at most so many blocks, of so many numbers each.
+_BLOCKS, _NUMBERS = 320, 65536
+
+
+def cost(device: Device, args: Args, written: list[Any]) -> Cost:
+    """What is written in place is read and written; a tensor that is in two lists is read once.
+
+    A launch's blocks are alike and few: where multiprocessors do not divide them, some wait for the others.
+    """
+    seconds = reading(device, _once(args)) + writing(device, written)
+    if not seconds:
+        return Cost(0.0, kernels=0)
+    first = next((item for item in args if item.__class__ is list or item.__class__ is tuple), ())
+    blocks = min(sum(-(-tensor.numel() // _NUMBERS) for tensor in first if isinstance(tensor, Tensor)), _BLOCKS)
+    sms = device.timer.clock.rates.sms
+    return Cost(seconds * (-(-blocks // sms) * sms / blocks if blocks > sms else 1.0))
+
+
+def _once(args: Args) -> list[Any]:
+    seen: dict[int, Any] = {}
+    for item in args:
+        for tensor in item if item.__class__ is list or item.__class__ is tuple else (item,):
+            if isinstance(tensor, Tensor):
+                seen[id(tensor)] = tensor
+    return list(seen.values())
