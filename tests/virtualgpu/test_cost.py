@@ -124,7 +124,8 @@ def test_memory_traffic(gpu):
     assert moved(gpu, lambda: torch.zeros(n, device="cuda")) == pytest.approx(4 * n)
     assert moved(gpu, lambda: a.clone()) == pytest.approx(8 * n)
     assert moved(gpu, lambda: torch.cat([a, b])) == pytest.approx(16 * n)
-    assert moved(gpu, lambda: torch._foreach_add_([a, b], [b, a])) == pytest.approx(24 * n)
+    uneven = -(-320 // gpu.spec.sms) * gpu.spec.sms / 320  # blocks of a kernel for lists
+    assert moved(gpu, lambda: torch._foreach_add_([a, b], [b, a])) == pytest.approx(24 * n * uneven)
     assert moved(gpu, lambda: F.embedding(ids, table)) == pytest.approx(2 * 100 * 1024 + 800)  # not the whole table
     assert moved(gpu, lambda: table[ids]) == pytest.approx(2 * 100 * 1024 + 800)
 

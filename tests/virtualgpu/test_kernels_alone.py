@@ -8,6 +8,7 @@ from torch import nn
 
 from gpulab import VirtualGPU
 from virtualgpu.scope import in_force
+from virtualgpu.validate import kernels as validate_kernels
 from virtualgpu.validate import memory, models, predict
 
 RECORDED = predict.load(predict.FOLDER / "NVIDIA-H200.json")
@@ -167,3 +168,17 @@ def test_a_long_row_of_a_softmax_is_read_three_times():
             assert seconds(gpu, lambda x=x: x.log_softmax(-1)) == pytest.approx(
                 passes * x.nbytes / gpu.rates.memory_rate, rel=0.02
             ), width
+
+
+@pytest.mark.parametrize("name", ["NVIDIA-H200", "NVIDIA-H100-80GB-HBM3"])
+def test_long_attention_takes_what_it_was_recorded_to_take(name):
+    recording = predict.load(predict.FOLDER / f"{name}.json")
+    errors = []
+    with predict.virtual(recording):
+        for row in recording["layers"]:
+            if row["name"].startswith("attention") and row["mode"] == "float16" and row["shape"][2] == 4096:
+                causal = row["name"].endswith("causal")
+                ours = validate_kernels.attention(tuple(row["shape"]), torch.float16, causal=causal)
+                errors += [ours[time] / row[time] for time in ("forward_ms", "both_ms")]
+    assert len(errors) == 4
+    assert all(0.75 < error < 1.15 for error in errors), errors

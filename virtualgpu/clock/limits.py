@@ -24,6 +24,13 @@ _ONE_MULTIPROCESSOR = 50.0
 _COLUMNS, _CUT = 32, 1 << 16
 _ONE_BLOCK = 3.6  # bytes per cycle that one block of a group norm's sums reads
 
+_EXPONENTIALS = 16  # per cycle of a multiprocessor, from 7.0 on: CUDA programming guide, arithmetic instructions
+
+
+def exponentials(rates: Rates, numbers: float) -> float:
+    """Return the seconds for so many exponentials."""
+    return numbers / (_EXPONENTIALS * rates.cycles)
+
 
 def one_by_one(rates: Rates, nbytes: float) -> float:
     """Return the least seconds for a kernel that moves `nbytes`, and loads one number at a time."""

@@ -179,6 +179,24 @@ def _attention(share: float) -> Rule:
     return found
 
 
+def _flash(*, backward: bool) -> Rule:
+    """Flash attention, and cuDNN's."""
+
+    def found(device: Device, func: Any, args: Args, out: Any) -> Cost:
+        query, key = args[1:3] if backward else args[:2]
+        position = _argument(func, "is_causal")
+        causal = position is not None and position < len(args) and bool(args[position])
+        flops = float(_counter(func)(*args, out_val=out)) / (2 if causal else 1)  # above the diagonal nothing counts
+        batch, heads, queries, width = query.shape
+        name, moved = precision(query.dtype), reading(device, args) + writing(device, out)
+        sizes = batch * heads, queries, key.shape[2], width
+        rates = device.timer.clock.rates
+        done = work.flash_attention(rates, *sizes, name, flops, moved, causal=causal, backward=backward)
+        return costs(device, done, name)
+
+    return found
+
+
 @cache
 def _counter(func: Any) -> Any:
     from torch.utils.flop_counter import flop_registry
@@ -236,10 +254,10 @@ RULES: dict[Any, Rule] = {
     },
     aten.convolution.default: _conv_forward,
     aten.convolution_backward.default: _conv_backward,
-    aten._scaled_dot_product_flash_attention.default: _attention(work.FLASH),
-    aten._scaled_dot_product_flash_attention_backward.default: _attention(work.FLASH_BACKWARD),
-    aten._scaled_dot_product_cudnn_attention.default: _attention(work.FLASH),
-    aten._scaled_dot_product_cudnn_attention_backward.default: _attention(work.FLASH_BACKWARD),
+    aten._scaled_dot_product_flash_attention.default: _flash(backward=False),
+    aten._scaled_dot_product_flash_attention_backward.default: _flash(backward=True),
+    aten._scaled_dot_product_cudnn_attention.default: _flash(backward=False),
+    aten._scaled_dot_product_cudnn_attention_backward.default: _flash(backward=True),
     aten._scaled_dot_product_efficient_attention.default: _attention(work.EFFICIENT),
     aten._scaled_dot_product_efficient_attention_backward.default: _attention(work.EFFICIENT),
     aten._cudnn_rnn.default: _recurrent(1),

@@ -28,9 +28,11 @@ def cost(device: Device, args: Args, written: list[Any]) -> Cost:
 
 
 def _once(args: Args) -> list[Any]:
-    seen: dict[int, Any] = {}
-    for item in args:
-        for tensor in item if item.__class__ is list or item.__class__ is tuple else (item,):
-            if isinstance(tensor, Tensor):
-                seen[id(tensor)] = tensor
-    return list(seen.values())
+    """What a block reads: of tensors at one place of the lists each once."""
+    lists = [item for item in args if item.__class__ is list or item.__class__ is tuple]
+    places = max((len(item) for item in lists), default=0)
+    found = [item for item in args if isinstance(item, Tensor)]
+    for place in range(places):
+        there = [item[place] for item in lists if place < len(item) and isinstance(item[place], Tensor)]
+        found += {id(tensor): tensor for tensor in there}.values()
+    return found
