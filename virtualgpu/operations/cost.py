@@ -237,6 +237,7 @@ def _rule(func: Any) -> Rule:
             "_cudnn_rnn_flatten_weight",
             "_unsafe_view",
             "_pack_padded_sequence",
+            "fsdp::record_grad_output_stream",  # a note for the host
         )
     ):
         return _free
@@ -251,6 +252,10 @@ def _rule(func: Any) -> Rule:
         "random",
     ):
         return writes
+    if name.startswith("fsdp::all_gather_copy_in"):
+        return lists.gathered_from
+    if name.startswith(("fsdp::split_with_sizes_copy", "fsdp::chunk_cat")):
+        return lists.copied_into
     if name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
         return _of_lists
     if not func._schema.returns:

@@ -1,10 +1,10 @@
-"""Time of operations on lists of tensors: `_foreach_…` and `_fused_…`, which optimizers call."""
+"""Time of operations on lists of tensors: `_foreach_…` and `_fused_…`, which optimizers call, and FSDP's copies."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .traffic import Args, Cost, Tensor, reading, writing
+from .traffic import Args, Cost, Tensor, reading, traffic, writing
 
 if TYPE_CHECKING:
     from ..scope.device import Device
@@ -25,6 +25,18 @@ def cost(device: Device, args: Args, written: list[Any]) -> Cost:
     blocks = min(sum(-(-tensor.numel() // _NUMBERS) for tensor in first if isinstance(tensor, Tensor)), _BLOCKS)
     sms = device.timer.clock.rates.sms
     return Cost(seconds * (-(-blocks // sms) * sms / blocks if blocks > sms else 1.0))
+
+
+def gathered_from(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    """FSDP's `all_gather_copy_in`: its shards are copied into this rank's part of what is to be gathered."""
+    part = traffic(args[0])
+    device.moved += part
+    return Cost(reading(device, args[0]) + device.timer.clock.rates.memory_seconds(part))
+
+
+def copied_into(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    """FSDP's `split_with_sizes_copy` after a gather, `chunk_cat` before a scatter; the last argument is written."""
+    return Cost(reading(device, *args[:-1]) + writing(device, args[-1]))
 
 
 def _once(args: Args) -> list[Any]:
