@@ -118,7 +118,7 @@ def test_data_parallel_fills_the_first_gpu_most(compute):
 
 
 def test_fsdp_copies_its_own_shard_alone_and_gathers_the_next_layer_while_it_computes():
-    width, layers = 4096, 4
+    width, layers = 4096, 12
     with warnings.catch_warnings(), VirtualGPU("H100", ranks=8, compute=False) as gpu:
         warnings.simplefilter("ignore")
         with torch.device("cuda"):
