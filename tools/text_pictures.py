@@ -573,6 +573,377 @@ PIPELINE_SCHEDULES = (
     "Two ranks, four parts. Under GPipe all forwards come first, then all backwards. Under 1F1B each rank alternates. "
     "Both take equally long."
 )
+
+
+def warp() -> Picture:
+    """A warp at an if/else: what its 32 threads do where all of them agree, and where a few do not."""
+    body, side = [], 12
+    for x, words, some in ((118, "all 32 threads agree", 32), (500, "5 take the if, 27 the else", 5)):
+        body.append(text(x, 20, words, weight="bold"))
+        for y, runs, fill in ((32, range(some), SKY), (72, range(some, 32), ORANGE)):
+            body += [
+                bar(x + (side - 2) * i, y, side - 4, 28, fill=fill)
+                if i in runs
+                else rect(x + (side - 2) * i, y, side - 4, 28, stroke=MUTED)
+                for i in range(32)
+                if runs
+            ]
+    body += [
+        text(18, 51, "if"),
+        text(18, 91, "else"),
+        text(118, 91, "not run", fill=MUTED),
+        text(118, 126, "filled: the thread computes; empty: it is switched off, and its lane idle", fill=MUTED),
+    ]
+    return Picture(860, 138, "A warp whose threads disagree runs both sides", WARP, tuple(body), 1)
+
+
+def four_numbers() -> Picture:
+    """What the driver, PyTorch's reserve, its allocated blocks and a tensor count, one inside the other."""
+    rows = (
+        ("the driver's", "the whole GPU, all processes, the CUDA context", MUTED),
+        ("reserved", "what PyTorch has fetched from the driver", BLUE),
+        ("allocated", "blocks of live tensors", GREEN),
+        ("the tensor", "its own numbers", ORANGE),
+    )
+    body = []
+    for i, (name, words, color) in enumerate(rows):
+        x, y = 18 + 24 * i, 8 + 36 * i
+        body += [
+            rect(x, y, 824 - 120 * i, 190 - 46 * i, fill=PAPER, stroke=color, radius=8),
+            text(x + 14, y + 25, name, weight="bold"),
+            text(x + 120, y + 25, words),
+        ]
+    return Picture(860, 206, "Four numbers, one inside the other", FOUR_NUMBERS, tuple(body), 1)
+
+
+def buckets_in_steps() -> Picture:
+    """Two training steps: when each of the four kinds of tensors is there."""
+    names, phases = ("weights", "gradients", "optimizer state", "activations"), ("forward", "backward", "step()")
+    left, wide, gap = 150, 112, 14
+    body = [text(18, 54 + 40 * i, name, weight="bold") for i, name in enumerate(names)]
+    body.append(bar(left, 36, 6 * wide + gap, 28, fill=BLUE))
+    for number in (0, 1):
+        x = left + number * (3 * wide + gap)
+        middle, end = x + wide, x + 2 * wide
+        body += [text(x + wide * (i + 0.5), 22, name, anchor="middle") for i, name in enumerate(phases)]
+        body += [
+            shape([(middle, 104), (end, 76), (end + wide, 76), (end + wide, 104)], fill=ORANGE, stroke=INK),
+            shape([(x, 184), (middle, 156), (end, 184)], fill=SKY, stroke=INK),
+            line(x + 3 * wide + gap / 2, 30, x + 3 * wide + gap / 2, 190, stroke=MUTED, dash="4 4")
+            if not number
+            else "",
+        ]
+    start = left + 2 * wide
+    body.append(bar(start, 116, 4 * wide + gap, 28, fill=GREEN))
+    body.append(
+        text(left, 210, "dashed: zero_grad(); how high a row is tells when it fills, not how large it is", fill=MUTED)
+    )
+    return Picture(
+        860, 222, "Not all buckets are full at the same time", BUCKETS_IN_STEPS, tuple(filter(None, body)), 1
+    )
+
+
+def notebook_holds() -> Picture:
+    """What IPython keeps of a cell that failed and of one that showed a tensor, and what lets go of it."""
+    rows = (
+        ("sys.last_traceback", "the last uncaught error", "frames of attempt()", "x, input, the graph", ORANGE),
+        ("Out, _, _23", "what a cell ended with", "features", "the tensor", ORANGE),
+        ("features", "the name that you gave", "features", "the same tensor", BLUE),
+    )
+    ends = (
+        "until another error and gc.collect()",
+        "until %xdel features, with the name",
+        "until del features; the others stay",
+    )
+    body = []
+    for i, (head, words, what, held, color) in enumerate(rows):
+        y = 8 + 66 * i
+        body += [*_box(18, y, 190, head, words, color), *_arrow(208, 256, y + 26, "", 3)]
+        body += [*_box(258, y, 220, what, held, GREEN), text(500, y + 31, ends[i])]
+    return Picture(860, 206, "A notebook holds more than your names do", NOTEBOOK_HOLDS, tuple(body), 1)
+
+
+def second_step() -> Picture:
+    """The peaks of two steps with Adam at a batch that passes the first: 100 million parameters, 112,000 samples."""
+    # MiB, virtual: gpulab.memory.peak of forward and backward on a larger GPU; a T4 has 14,793 beside the context
+    left, per_mib, room = 110, 0.047, 14_793
+    body = []
+    for y, name, moments, words in ((30, "step 1", 0, "14,668 MiB"), (84, "step 2", 768, "15,436 MiB")):
+        x = float(left)
+        body.append(text(18, y + 24, name, size=HEAD, weight="bold"))
+        for mib, fill in ((384, BLUE), (moments, GREEN), (14_284, SKY)):
+            body.append(bar(x, y, mib * per_mib, 36, fill=fill, hatched=fill == GREEN))
+            x += mib * per_mib
+        body.append(text(left + 360, y + 24, words, anchor="middle", weight="bold"))
+    x = left + room * per_mib
+    body += [line(x, 10, x, 132, stroke=INK, width=3), text(x - 8, 20, "a T4 has 14,793 MiB (virtual)", anchor="end")]
+    for x, words, fill in (
+        (110, "weights", BLUE),
+        (230, "Adam's moments", GREEN),
+        (410, "what grows with the batch", SKY),
+    ):
+        body += [bar(x, 138, 14, 14, fill=fill, hatched=fill == GREEN), text(x + 20, 150, words)]
+    return Picture(860, 164, "What fits in the first step fails in the second", SECOND_STEP, tuple(body), 1)
+
+
+def window_overflow() -> Picture:
+    """A window of four micro-batches with a gradient scaler: all finite, and one with an inf."""
+    body = []
+    for y, name, good in ((34, "no overflow", True), (104, "an overflow", False)):
+        body.append(text(18, y + 26, name, weight="bold"))
+        for i in range(4):
+            bad = not good and i == 2
+            body += [
+                bar(120 + 62 * i, y, 54, 40, fill=ORANGE if bad else SKY, hatched=bad),
+                text(147 + 62 * i, y + 25, "inf" if bad else str(i + 1), anchor="middle", fill=INK, halo=bad),
+            ]
+        ends = ("finite", "steps", "keeps scale", "steps") if good else ("inf", "skips", "halves scale", "waits")
+        for i, words in enumerate(ends):
+            x = 392 + 115 * i
+            body += [
+                rect(x, y, 104, 40, fill=PAPER, stroke=GREEN if good else ORANGE, radius=4),
+                text(x + 52, y + 25, words, anchor="middle"),
+            ]
+    body.append(text(120, 22, "scale(loss).backward()", fill=MUTED))
+    for i, words in enumerate((".grad", "step(optimizer)", "update()", "schedule")):
+        body.append(text(444 + 115 * i, 22, words, anchor="middle", fill=MUTED))
+    return Picture(860, 156, "One overflow costs the whole window", WINDOW_OVERFLOW, tuple(body), 1)
+
+
+def loader_and_gpu() -> Picture:
+    """A loader without workers beside a T4 and an H100, and a loop that waits in each step, in ms."""
+    # 130 ms a batch of the loader: recorded; a ResNet-18's steps of 32 images in fp32: virtual
+    per_ms, left, load = 0.8, 150, 130
+    rows = (("T4", 239, False), ("H100", 19, False), ("T4, with a wait", 239, True))
+    body = []
+    for row, (name, step, waits) in enumerate(rows):
+        y, loads, computes = 8 + 74 * row, 0.0, 0.0
+        body.append(text(18, y + 20, name, weight="bold"))
+        while loads + load <= 860:
+            begin = max(loads + load, computes)
+            for at, ms, lane, fill in ((loads, load, 0, ORANGE), (begin, step, 1, GREEN)):
+                width = min(ms, 870 - at) * per_ms
+                body.append(bar(left + at * per_ms, y + 28 * lane, width, 24, fill=fill))
+            loads, computes = begin + (step if waits else 0), begin + step
+    for x, words, fill in (
+        (150, "the host loads: 130 ms (recorded)", ORANGE),
+        (440, "the GPU computes: 239 or 19 ms (virtual)", GREEN),
+    ):
+        body += [bar(x, 228, 14, 14, fill=fill), text(x + 20, 240, words)]
+    return Picture(860, 252, "The longer of the two times counts, if nobody waits", LOADER_AND_GPU, tuple(body), 1)
+
+
+def stream_parts() -> Picture:
+    """Which lines of a stream each of two workers of each of two ranks keeps."""
+    body = []
+    for number in range(4):
+        y = 8 + 36 * number
+        rank, worker = divmod(number, 2)
+        body.append(text(18, y + 20, f"rank {rank}, worker {worker}: number {number}"))
+        for i in range(12):
+            x, kept = 240 + 50 * i, i % 4 == number
+            body += [
+                bar(x, y, 42, 28, fill=SKY) if kept else rect(x, y, 42, 28, stroke=MUTED, dash="4 4"),
+                text(
+                    x + 21, y + 20, str(i), anchor="middle", weight="bold" if kept else "", fill=INK if kept else MUTED
+                ),
+            ]
+    body.append(text(240, 170, "line i is kept where i % 4 is the number; dashed: read and dropped", fill=MUTED))
+    return Picture(860, 182, "All workers read every line, and each keeps its part", STREAM_PARTS, tuple(body), 1)
+
+
+def nested_ranges() -> Picture:
+    """Ranges of a profile, one in another, with the kernels that they launch: self and total of each."""
+    body = [text(590, 20, "Self CUDA", weight="bold"), text(720, 20, "CUDA total", weight="bold")]
+    rows = (
+        ("forward", ((120, 430),), "0 ms", "3 + 2 ms"),
+        ("linear", ((132, 220),), "0 ms", "3 ms"),
+        ("addmm", ((150, 180),), "3 ms", "3 ms"),
+        ("relu", ((390, 120),), "2 ms", "2 ms"),
+    )
+    for i, (name, spans, alone, total) in enumerate(rows):
+        y = 32 + 36 * i
+        body += [text(18, y + 20, name), text(590, y + 20, alone), text(720, y + 20, total)]
+        for x, wide in spans:
+            body.append(bar(x, y, wide, 28, fill=SKY if alone != "0 ms" else PAPER))
+    body.append(text(18, 204, "the GPU", weight="bold"))
+    for x, wide, words, source in ((250, 150, "kernel: 3 ms", (240, 132)), (450, 100, "kernel: 2 ms", (430, 168))):
+        body += [
+            bar(x, 186, wide, 28, fill=GREEN),
+            text(x + wide / 2, 205, words, anchor="middle", fill=INK),
+            line(source[0], source[1], x + 4, 186, stroke=INK, width=2, dash="5 4"),
+        ]
+    body.append(text(590, 204, "dashed: launches; an example", fill=MUTED))
+    return Picture(860, 226, "A kernel counts once as self, and in each total around it", NESTED_RANGES, tuple(body), 1)
+
+
+def fusion() -> Picture:
+    """Memory traffic of a GELU of nine operations: one kernel for each, and one for all."""
+    body, names = [], ("x + bias", "h³", "a · h³", "h + …", "b · …", "tanh", "1 + …", "0.5 · h", "… · …")
+    body += [text(18, 30, "as written", weight="bold"), text(18, 134, "fused", weight="bold")]
+    reads = (1, 1, 1, 2, 1, 1, 1, 1, 2)
+    for i, (name, count) in enumerate(zip(names, reads, strict=True)):
+        x = 118 + 82 * i
+        body += [bar(x, 8, 74, 34, fill=SKY), text(x + 37, 30, name, anchor="middle", fill=INK)]
+        for arrow in range(count):
+            body += _upright(x + 14 + 14 * arrow, 74, 44)
+        body += _upright(x + 58, 44, 74)
+    body += [bar(118, 112, 730, 34, fill=SKY), text(483, 134, "all nine, in registers", anchor="middle", fill=INK)]
+    body += [*_upright(132, 178, 148), *_upright(832, 148, 178)]
+    for y, words in (
+        (76, "memory: a tensor is read 11 times, and written 9 times"),
+        (180, "memory: read once, written once"),
+    ):
+        body += [rect(118, y, 730, 24, fill=PAPER, stroke=GREEN), text(483, y + 17, words, anchor="middle")]
+    return Picture(860, 212, "A fused kernel reads once and writes once", FUSION, tuple(body), 1)
+
+
+def _upright(x: float, start: float, end: float) -> list[str]:
+    tip = 8 if end > start else -8
+    points = [(x, end), (x - 5, end - tip), (x + 5, end - tip)]
+    return [line(x, start, x, end - tip, stroke=INK, width=2), shape(points, fill=INK)]
+
+
+def processes() -> Picture:
+    """Four ranks on two machines: what numbers each process has, and what it holds."""
+    body = []
+    for machine in range(2):
+        x = 18 + 424 * machine
+        body += [
+            rect(x, 8, 400, 132, stroke=BLUE, radius=8),
+            text(x + 14, 32, f"machine {machine}: torchrun starts two", weight="bold"),
+        ]
+        for local in range(2):
+            rank = 2 * machine + local
+            body += _box(x + 14 + 190 * local, 46, 180, f"RANK {rank}", f"LOCAL_RANK {local}: cuda:{local}", GREEN)
+            body.append(
+                text(x + 104 + 190 * local, 122, f"its part: {rank}, {rank + 4}, {rank + 8}, …", anchor="middle")
+            )
+    body += [
+        line(122, 140, 122, 160, stroke=INK, width=3),
+        line(312, 140, 312, 160, stroke=INK, width=3),
+        line(546, 140, 546, 160, stroke=INK, width=3),
+        line(736, 140, 736, 160, stroke=INK, width=3),
+        line(122, 160, 736, 160, stroke=INK, width=3),
+        text(429, 182, "gradients: averaged over all four", anchor="middle"),
+    ]
+    return Picture(860, 194, "Each rank is a process with a GPU and all weights", PROCESSES, tuple(body), 1)
+
+
+def past_ddp() -> Picture:
+    """A forward pass through DistributedDataParallel, and one past it: what becomes of the gradients."""
+    body = []
+    for y, name, through in ((8, "model(x)", True), (86, "model.module(x)", False)):
+        body.append(text(18, y + 31, name, weight="bold"))
+        if through:
+            body += [
+                *_arrow(164, 194, y + 26, "", 3),
+                *_box(196, y, 154, "DDP.forward", "readies its buckets", BLUE),
+                *_arrow(350, 384, y + 26, "", 3),
+            ]
+        else:
+            body += _arrow(164, 384, y + 26, "", 3)
+        color = GREEN if through else ORANGE
+        words = ("gradients averaged", "equal on all ranks") if through else ("nothing exchanged", "each rank its own")
+        body += [
+            *_box(386, y, 180, "the module", "forward, backward", GREEN),
+            *_arrow(566, 652, y + 26, "", 3),
+            *_box(654, y, 188, *words, color),
+        ]
+    return Picture(860, 148, "Only a call through DDP leads to an exchange", PAST_DDP, tuple(body), 1)
+
+
+def resharded() -> Picture:
+    """Twelve rows of a weight: the files of the two ranks that saved them, and what one rank and three ranks read."""
+    body, left, wide = [], 200, 52
+    groups = (("saved on two", 2, "file of rank"), ("loaded on one", 1, "rank"), ("loaded on three", 3, "rank"))
+    for i, (name, ranks, who) in enumerate(groups):
+        y, each = 8 + 68 * i, 12 // ranks
+        body.append(text(18, y + 23, name, weight="bold"))
+        for row in range(12):
+            body.append(bar(left + wide * row, y, wide - 4, 34, fill=SKY if row < 6 else ORANGE))
+            body.append(text(left + wide * row + (wide - 4) / 2, y + 23, f"{row}", anchor="middle", fill=INK))
+        for rank in range(ranks):
+            x = left + wide * each * rank
+            body.append(line(x, y + 40, x + wide * each - 6, y + 40, stroke=INK, width=3))
+            body.append(text(x + wide * each / 2, y + 56, f"{who} {rank}", anchor="middle"))
+    return Picture(860, 210, "Each rank reads its rows, from whichever file has them", RESHARDED, tuple(body), 1)
+
+
+def place_in_epoch() -> Picture:
+    """The third epoch of a run that is interrupted after 8 of its 15 batches, and two ways to go on."""
+    rows = (
+        ("until step 38", range(8), ""),
+        ("place forgotten", range(15), "8 come twice"),
+        ("with done = 8", range(8, 15), ""),
+    )
+    body = []
+    for i, (name, made, words) in enumerate(rows):
+        y = 8 + 44 * i
+        body.append(text(18, y + 22, name, weight="bold"))
+        for batch in range(15):
+            x, again = 150 + 38 * batch, bool(words) and batch < 8
+            body += [
+                bar(x, y, 34, 32, fill=ORANGE if again else SKY, hatched=again)
+                if batch in made
+                else rect(x, y, 34, 32, stroke=MUTED, dash="4 4"),
+                text(x + 17, y + 22, str(batch), anchor="middle", fill=INK if batch in made else MUTED, halo=again),
+            ]
+        body.append(text(732, y + 22, words))
+    return Picture(
+        860, 140, "The place in the data: the epoch, and how many batches are done", PLACE_IN_EPOCH, tuple(body), 1
+    )
+
+
+def restart() -> Picture:
+    """Two ranks under torchrun: a kill in step 25, a start from the checkpoint of step 20, and a notice."""
+    left, per_step, again, body = 110, 13.0, 580, []
+    for rank in range(2):
+        y = 44 + 52 * rank
+        body += [
+            text(18, y + 24, f"rank {rank}", size=HEAD, weight="bold"),
+            bar(left, y, 20 * per_step, 36, fill=SKY),
+            bar(left + 20 * per_step, y, 5 * per_step, 36, fill=ORANGE, hatched=True),
+            text(left + 25 * per_step + 8, y + 25, "✘" if rank else "ended", weight="bold"),
+            bar(again, y, 3 * per_step, 36, fill=ORANGE, hatched=True),
+            text(again + 50, y + 25, "a notice: saves, ends with 0"),
+        ]
+    for x, words in ((left + 10 * per_step, "step 10"), (left + 20 * per_step, "step 20")):
+        body += [line(x, 36, x, 140, stroke=INK, width=3), text(x, 28, f"{words}: saved", anchor="middle")]
+    body += [
+        text(left + 25 * per_step + 8, 28, "rank 1 is killed"),
+        text(again, 28, "from step 20"),
+        text(left, 164, "hatched: steps after the last checkpoint, made twice; torchrun ends rank 0 too", fill=MUTED),
+    ]
+    return Picture(860, 176, "All that the new ranks know is the last checkpoint", RESTART, tuple(body), 1)
+
+
+WARP = "All 32 threads of a warp agree: one side runs. Five disagree: both sides run, one after the other."
+FOUR_NUMBERS = (
+    "The driver's number has all processes and the CUDA context; in it is what PyTorch reserved; in that the blocks "
+    "of live tensors; in one the tensor."
+)
+BUCKETS_IN_STEPS = (
+    "Two steps. Weights are always there, gradients from backward to zero_grad, optimizer state from the first step "
+    "on, activations from forward to backward."
+)
+NOTEBOOK_HOLDS = (
+    "The last traceback holds frames, x, input and the graph. Out, _ and _23 hold features, and so does its own name."
+)
+SECOND_STEP = "Peaks with 112,000 samples: 14,668 MiB in step 1, 15,436 in step 2, of 14,793 on a T4."
+WINDOW_OVERFLOW = (
+    "With an inf in the third of four micro-batches .grad is inf, the step is skipped, the scale halved, "
+    "and the schedule waits."
+)
+LOADER_AND_GPU = "The T4 computes all the time, the H100 seldom; with a wait the times add up."
+STREAM_PARTS = "Of 12 lines each of four workers keeps every fourth."
+NESTED_RANGES = "Forward holds linear and relu; addmm, within linear, and relu launch kernels."
+FUSION = "As written: nine kernels that each read and write memory. Fused: one."
+PROCESSES = "Two machines, two ranks each, with a GPU and all weights."
+PAST_DDP = "model(x) goes through DDP, and gradients are exchanged; model.module(x) goes past it."
+RESHARDED = "Twelve rows in the files of two ranks; one rank reads both files; of three ranks, rank 1 reads both."
+PLACE_IN_EPOCH = "Of 15 batches 8 are done. Without the place all 15 follow, with it the other 7."
+RESTART = "Saved at steps 10 and 20, killed in step 25. The new ranks go on from step 20 until a notice comes."
 TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "host_and_gpu": host_and_gpu,
     "who_holds": who_holds,
@@ -595,4 +966,19 @@ TEXTS: dict[str, Callable[[], Picture]] = {  # of lectures' texts
     "signals": signals,
     "zero_stages": zero_stages,
     "pipeline_schedules": pipeline_schedules,
+    "warp": warp,
+    "four_numbers": four_numbers,
+    "buckets_in_steps": buckets_in_steps,
+    "notebook_holds": notebook_holds,
+    "second_step": second_step,
+    "window_overflow": window_overflow,
+    "loader_and_gpu": loader_and_gpu,
+    "stream_parts": stream_parts,
+    "nested_ranges": nested_ranges,
+    "fusion": fusion,
+    "processes": processes,
+    "past_ddp": past_ddp,
+    "resharded": resharded,
+    "place_in_epoch": place_in_epoch,
+    "restart": restart,
 }

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
 from .running import command as running
-from .running.target import OUT_OF_MEMORY
+from .running import planned
 
 _EXAMPLES = """\
 examples:
@@ -19,22 +18,6 @@ examples:
 {1}  python -m {0} validate --quick
 
 `python -m {0} run --help` has more examples, and the exit codes.
-"""
-_PLAN = """\
-examples:
-  python -m virtualgpu plan train.py:build --batch 32 --gpu T4
-  python -m virtualgpu plan train.py:build --batch 32 --ranks 8 --gpu H100
-where train.py has:
-  def build(batch):
-      model = torch.nn.Linear(1000, 1000).to("cuda")
-      x = torch.randn(batch, 1000, device="cuda")
-      return lambda: model(x).sum().backward()
-
-exit codes:
-  0   it fits
-  2   nothing was planned: a wrong option, or no such function
-  12  it does not fit (ENOMEM)
-  1   an uncaught error of the file's
 """
 _VALIDATE = """\
 examples:
@@ -64,18 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     add_run(commands)
-    plan = commands.add_parser(
-        "plan",
-        help="what one training step takes: memory by category, time, where it fits",
-        epilog=_PLAN,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    planned.add_options(
+        commands.add_parser("plan", help="what one training step takes: memory by category, time, where it fits")
     )
-    plan.add_argument("target", metavar="FILE.py:FUNCTION", help="FUNCTION(batch) builds all and returns the step")
-    plan.add_argument("--batch", type=int, required=True)
-    plan.add_argument("--gpu", help="such as T4 or H100 (default: as `run`)")
-    plan.add_argument("--largest", action="store_true", help="find the largest batch that fits, too")
-    plan.add_argument("--where", action="store_true", help="find the line at which the peak is reached, too")
-    plan.add_argument("--ranks", type=int, help="plan one rank of so many")
     add_validate(commands)
     options = parser.parse_args(arguments)
     if lacks_torch():
@@ -84,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         return running.main(options)  # whose standard output is the script's
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without ● or → prints a question mark
-    return _plan(options) if options.command == "plan" else validate(options)
+    return planned.main(options) if options.command == "plan" else validate(options)
 
 
 def add_run(commands: Any) -> None:
@@ -115,42 +89,6 @@ def lacks_torch() -> bool:
         return False
     print(f"PyTorch is not installed for {sys.executable}. What to do: pip install torch", file=sys.stderr)
     return True
-
-
-def _plan(options: argparse.Namespace) -> int:
-    from .planning import plan
-
-    file, _, name = options.target.rpartition(":")
-    path = Path(file)
-    if not name.isidentifier() or not path.is_file():
-        print(f"target is {options.target!r}; it must be FILE.py:FUNCTION, of an existing file", file=sys.stderr)
-        return 2
-    sys.path.insert(0, str(path.resolve().parent))
-    build = runpy.run_path(file, run_name="planned").get(name)
-    if not callable(build):
-        print(f"{file} has no function {name!r}", file=sys.stderr)
-        return 2
-    try:
-        made = plan(
-            build, options.batch, options.gpu, where=options.where, largest=options.largest, ranks=options.ranks
-        )
-    except (TypeError, ValueError) as error:
-        if _is_theirs(error, file):
-            raise
-        print(error, file=sys.stderr)
-        return 2
-    print(made)
-    return 0 if made.fits else OUT_OF_MEMORY
-
-
-def _is_theirs(error: BaseException, file: str) -> bool:
-    """Return True if the error was raised in the planned file."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def validate(options: argparse.Namespace) -> int:

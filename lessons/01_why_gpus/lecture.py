@@ -171,10 +171,13 @@ for name, (cores, lanes, clock, memory) in machines.items():
 # the threads in **warps** of 32. All threads of a warp get the same instruction at the same time
 # (*single instruction, multiple threads*, SIMT).
 #
-# At a branch some threads of a warp may take the `if` and others the `else`. Then the warp runs
-# both sides, one after the other, each time with the other threads switched off. If all 32 agree,
-# it runs one side only. In the toy below, each side takes 10 clocks. First none of its 1024 threads
-# branches, then every 32nd.
+# At a branch, a warp whose threads disagree runs both sides, each time with the other threads
+# switched off:
+#
+# ![All 32 threads of a warp agree: one side runs. Five disagree: both sides run, one after the other.](../docs/pictures/warp.svg)
+#
+# In the toy below, each side takes 10 clocks. First none of its 1024 threads branches, then every
+# 32nd.
 
 # %% warps-predict
 branch_guess = gpulab.predict("Every 32nd thread branches: how many times as slow?", unit="times")

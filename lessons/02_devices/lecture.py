@@ -379,9 +379,9 @@ refused_guess.compare(refused, because="Numbers, indices in brackets and copy_ m
 #
 # The simulator has three tensors, a bus and a GPU. `weights` has gone to the GPU, `bias` has not.
 #
-# 1. Add `bias to GPU` before the sum. What part of its time on the bus is latency?
+# 1. Add `bias to GPU` before the sum. It has 1/512 of the bytes of `weights`: what is its time on the bus, and why?
 # 2. Give the copy *the same name*. What happens to the first `weights` in host memory?
-# 3. Give it *its place in a module*. Why does one command now move both?
+# 3. Give it *its module*. Why does one command now move both?
 
 # %% simulator
 gpulab.sim.transfers(script="weights to GPU; weights + bias")

@@ -39,18 +39,7 @@ print(f"tensor {one.nbytes}, allocated {allocated}, reserved {reserved:,} bytes 
 one_guess.compare(allocated, gpu.numbers, because="Memory is handed out in units of 512 bytes.")
 
 # %% question-picture [markdown]
-# Four numbers, one inside the other:
-#
-# ```
-# ┌ driver: the whole GPU, all processes, the CUDA context ───────┐
-# │  ┌ reserved: what PyTorch has fetched from the driver ─────┐  │
-# │  │  ┌ allocated: blocks of live tensors ────────────────┐  │  │
-# │  │  │  ┌ the tensor's own numbers ┐                     │  │  │
-# │  │  │  └──────────────────────────┘                     │  │  │
-# │  │  └───────────────────────────────────────────────────┘  │  │
-# │  └─────────────────────────────────────────────────────────┘  │
-# └───────────────────────────────────────────────────────────────┘
-# ```
+# ![The driver's number has all processes and the CUDA context; in it is what PyTorch reserved; in that the blocks of live tensors; in one the tensor.](../docs/pictures/four_numbers.svg)
 
 # %% question-answer [markdown]
 # All four are right. PyTorch fetches memory from the driver in larger pieces than you ask for, and keeps the rest for
@@ -124,12 +113,14 @@ gpulab.turn.lean_row(lean_row)
 #
 # A training step fills the GPU with four kinds of tensors:
 #
-# | bucket | bytes | alive |
-# |---|---|---|
-# | weights, and buffers such as BatchNorm's statistics | 4 per float32 number | always |
-# | gradients | as the weights | from backward to `zero_grad()` |
-# | optimizer state | Adam two numbers per weight, momentum one, plain SGD none | from the first `step()` on |
-# | activations: what the forward pass keeps for backward | grows with the batch | from forward to backward |
+# | bucket | bytes |
+# |---|---|
+# | weights, and buffers such as BatchNorm's statistics | 4 per float32 number |
+# | gradients | as the weights |
+# | optimizer state | Adam two numbers per weight, momentum one, plain SGD none |
+# | activations: what the forward pass keeps for backward | grows with the batch |
+#
+# ![Two steps. Weights are always there, gradients from backward to zero_grad, optimizer state from the first step on, activations from forward to backward.](../docs/pictures/buckets_in_steps.svg)
 #
 # In a language model one tensor deserves its own name: the **logits**, one number for each token *and each word of
 # the vocabulary*. Here is a small GPT with GPT-2's vocabulary. Its head uses the weights of the token embedding, and

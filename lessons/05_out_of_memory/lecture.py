@@ -47,7 +47,6 @@ def retry_inside(batch):
         attempt(batch)
     except torch.OutOfMemoryError:
         failed.append(batch)
-        print(f"{batch}: no, {live():.0f} MiB live", end="; ")
         if batch > 1:
             retry_inside(batch // 2)
 
@@ -58,14 +57,15 @@ halving_guess = gpulab.predict("How many batch sizes fail before one fits?")
 layers = [layer for _ in range(12) for layer in (nn.Linear(96, 96), nn.ReLU())]
 model = nn.Sequential(*layers, nn.Linear(96, 10)).to(device)
 failed = []
-with gpulab.memory.limit(128):
+with gpulab.memory.timeline() as recorded, gpulab.memory.limit(128):
     retry_inside(65_536)
-print(f"afterwards: {live():.1f} MiB live ({gpu.numbers})")
+print(f"failed: {failed}\nafterwards: {live():.1f} MiB live ({gpu.numbers})")
 halving_guess.compare(len(failed), gpu.numbers, because="None fits, down to a batch of 1.")
+recorded
 
 # %% question-answer [markdown]
-# Nothing fits, although nearly all of the memory is free again afterwards. Look at what is live: it never goes down.
-# The first attempt has failed, but its tensors stay alive, and every later attempt fails because of them.
+# Nothing fits, although nearly all of the memory is free again afterwards. Look at what is allocated: it goes down
+# only at the end. The first attempt has failed, but its tensors stay alive, and every later attempt fails because of them.
 #
 # Who holds them? You do not: every variable of `attempt` is local. *Who keeps a tensor alive* answers this. First, read
 # the error itself.
@@ -257,8 +257,11 @@ torch.cuda.empty_cache()
 print(f"after gc.collect() and empty_cache(): {live():.0f} MiB live ({gpu.numbers})")
 
 # %% notebook-repair-text [markdown]
-# This is why a notebook that once ran out of memory often stays out of memory. Any new error replaces the old one. Only
-# reference cycles are left then, and `gc.collect()` breaks them:
+# This is why a notebook that once ran out of memory often stays out of memory.
+#
+# ![The last traceback holds frames, x, input and the graph. Out, _ and _23 hold features, and so does its own name.](../docs/pictures/notebook_holds.svg)
+#
+# Any new error replaces the old one. Only reference cycles are left then, and `gc.collect()` breaks them:
 
 # %% notebook-repair tags=["raises-exception"]
 raise RuntimeError("an error without tensors, to take the place of the last one")
@@ -268,9 +271,8 @@ gc.collect()
 print(f"{live():.1f} MiB live ({gpu.numbers})")
 
 # %% out-text [markdown]
-# The output history keeps tensors, too. A cell that ends with `features` stores the tensor in `Out`, in `_`, and under
-# a name such as `_23`. `del features` does not touch these; `%xdel features` finds them all. Better: end the line with
-# a semicolon, or print what you want to see.
+# The output history keeps tensors, too, here of a cell that ended with `features`. `del features` does not touch it;
+# `%xdel features` does. Better: end the line with a semicolon, or print what you want to see.
 
 # %% cache-text [markdown]
 # ## What `empty_cache` does
@@ -336,13 +338,16 @@ row_guess.compare(torch.cuda.memory_allocated(device) - before, gpu.numbers, bec
 print(f"this model, no backward: {loss_keeps(model, x, False):,} bytes a loss ({gpu.numbers})")
 with gpulab.VirtualGPU("T4", compute=False):
     layers, tokens = transformer(2), torch.empty(8, 128, 1024, device="cuda")
-    for backward in (True, False):
-        kept = loss_keeps(layers, tokens, backward)
-        print(f"transformer layers, {backward=}: {kept:,} bytes a loss (virtual)")
+    with gpulab.memory.timeline() as recorded:
+        for backward in (True, False):
+            recorded.mark(f"{backward=}")
+            kept = loss_keeps(layers, tokens, backward)
+            print(f"transformer layers, {backward=}: {kept:,} bytes a loss (virtual)")
+recorded
 
 # %% leaks-surprise [markdown]
-# Without `backward()`, the loss keeps the whole graph. So the tutorials are right about validation, and wrong about
-# training. But which loss function you use matters, too:
+# Without `backward()`, on the right, the loss keeps the whole graph. So the tutorials are right about validation, and
+# wrong about training. But which loss function you use matters, too:
 
 # %% leaks-storage
 scores, zeros = torch.rand(2048, 10, device=device), torch.zeros(2048, 10, device=device)
@@ -488,8 +493,10 @@ for count in (1, 2):
     print(f"steps in an attempt: {count}; largest batch: {largest:,} (virtual)")
 
 # %% search-explain [markdown]
-# One attempt is **two whole steps**. Adam makes its two moments at the end of the first step. So the second step is
-# the first one that has everything in memory at once. A job that fails in its second step often has this reason.
+# One attempt is **two whole steps**, since Adam makes its two moments at the end of the first. A job that fails in its
+# second step often has this reason. Here is a batch of 112,000:
+#
+# ![Peaks with 112,000 samples: 14,668 MiB in step 1, 15,436 in step 2, of 14,793 on a T4.](../docs/pictures/second_step.svg)
 #
 # Now the second question. The attempts above each had a GPU of their own. In one process, a failed attempt's tensors
 # are freed as well, but its segments stay in the cache. Does that matter?

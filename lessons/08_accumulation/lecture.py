@@ -109,6 +109,7 @@ def transformer(layers=2, width=64, heads=4, words=50):
     blocks = [nn.TransformerEncoderLayer(width, heads, 4 * width, **options) for _ in range(layers)]
     return nn.Sequential(nn.Embedding(words, width), *blocks, nn.Linear(width, words), nn.Flatten(0, 1))
 
+
 # %% transformer-run
 ids = torch.randint(50, (16, 32))
 print(f"GPT in float64: a gap of {gap(transformer().double(), ids, ids, size=4):.0e}")
@@ -166,8 +167,11 @@ def update(network, micro, half=False, kind=torch.optim.Adam):
                 loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+
         return step
+
     return build
+
 
 # %% plan-text [markdown]
 # We plan an update of 8 texts in one piece, in two and in eight. What is the peak with eight pieces, in per cent of
@@ -211,8 +215,8 @@ peak_guess.compare(round(100 * peaks[8, 1] / peaks[8, 8]), "virtual", because=wh
 # The simulator opens on 100 samples in micro-batches of 8, four to a step, with each loss divided as in the tutorials.
 #
 # 1. Which update is wrong, and by what factor? Set *Incomplete last window* to “no step”: what is lost now?
-# 2. Set it back, and *Loss of a micro-batch* to “mean ÷ those in this window”. The last update is still a little
-#    off. Why?
+# 2. Set it back, and *Loss of a micro-batch* to “mean ÷ those in this window”: every update is exact. Make the
+#    *Data set* 108 samples. Why is the last update off again?
 # 3. Let *samples differ in length*. Now every window is off. Which setting makes all of them exact?
 
 # %% simulator
@@ -393,6 +397,7 @@ def last_lines():
     if scaler.get_scale() >= scale:  # it falls if the step was skipped
         schedule.step()
 
+
 # %% amp-overflow
 for i, (x, y) in enumerate(micro_batches[:4]):
     loss = F.cross_entropy(cnn(x.to("cuda")), y.to("cuda")) / 4
@@ -401,8 +406,11 @@ print(gpulab.timing.syncs(last_lines))
 print(f"scale {scaler.get_scale():,.0f}, steps of the schedule: {schedule.last_epoch}")
 
 # %% amp-explain [markdown]
-# **An overflow in one micro-batch costs the whole window**: the `inf` is added to `.grad`, and the step is skipped. And
-# the host waits three times in a window: each `get_scale()` reads a number from the GPU, and so does `step`.
+# **An overflow in one micro-batch costs the whole window**, since the `inf` is added to `.grad`:
+#
+# ![With an inf in the third of four micro-batches .grad is inf, the step is skipped, the scale halved, and the schedule waits.](../docs/pictures/window_overflow.svg)
+#
+# The host waits three times in a window: each `get_scale()` reads a number from the GPU, and so does `step`.
 #
 # **By default gradients accumulate in the dtype of the parameters.** Under autocast that is float32. In a model that is
 # bf16 itself (`model.to(torch.bfloat16)`) `.grad` is bf16 too. A thousand micro-batches each add the same number to it.
@@ -509,7 +517,9 @@ def checkpointed(network):  # lesson 06: each block is computed again
             if isinstance(block, (nn.TransformerEncoderLayer, torchvision.models.resnet.Bottleneck)):
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         return model, x, y
+
     return made
+
 
 # %% remedies-run
 plans = {}

@@ -178,8 +178,11 @@ why = "The host loads the next batch while the GPU computes: the longer of the t
 together_guess.compare(round(together["T4"]), "measured", because=why)
 
 # %% measure-explain [markdown]
-# The verdict depends on the GPU. On two idle cores the loader takes about 130 ms (recorded), which costs the T4 next to
-# nothing, and the H100 most of its time. **The faster the GPU, the more a slow loader costs**; so does everything that
+# The verdict depends on the GPU. On two idle cores the loader takes about 130 ms (recorded):
+#
+# ![The T4 computes all the time, the H100 seldom; with a wait the times add up.](../docs/pictures/loader_and_gpu.svg)
+#
+# **The faster the GPU, the more a slow loader costs**; so does everything that
 # shortens the step. *Recorded* on an RTX 4090 (ResNet-50, batch 256): mixed precision made the step about 90 % faster,
 # and the training hardly at all.
 #
@@ -473,8 +476,11 @@ def my_part(lines):
 gpulab.turn.my_part(my_part)
 
 # %% stream-explain [markdown]
-# With ranks, worker `id` of rank `r` is number `r * num_workers + id` of `ranks * num_workers`. Every worker still
-# *reads* all lines, and drops most. It is better to give each worker a share of the files: **shards**, tar archives of
+# With ranks, worker `id` of rank `r` is number `r * num_workers + id`:
+#
+# ![Of 12 lines each of four workers keeps every fourth.](../docs/pictures/stream_parts.svg)
+#
+# It is better to give each worker a share of the files: **shards**, tar archives of
 # some 100 MB (WebDataset), many more of them than workers × ranks. Storage is fast at long reads; a million small files
 # cost a look-up each.
 #

@@ -178,14 +178,17 @@ for line in table.splitlines():  # without the columns of the CPU, in the middle
     print(line[:30] + line[100:])
 
 # %% profiler-explain [markdown]
-# A range such as `forward` launches nothing itself: its total is that of the operations within.
-# (On a real GPU a second row of that name shows its span on the GPU. Backward runs in autograd's
+# A range such as `forward` launches nothing itself:
+#
+# ![Forward holds linear and relu; addmm, within linear, and relu launch kernels.](../docs/pictures/nested_ranges.svg)
+#
+# (On a real GPU a second row `forward` shows its span on the GPU. Backward runs in autograd's
 # own thread, so a range around it totals 0.)
 #
 # | column | what it is | what it is not |
 # |---|---|---|
 # | Self CPU | the host's time in this operation alone | the GPU's time. A wait for the GPU counts here, at the operation that waits |
-# | Self CUDA | time of the kernels that this operation itself launched | how *well* they ran |
+# | Self CUDA | time of the kernels that it launched | how *well* they ran |
 # | CPU total, CUDA total | with the operations within: rows overlap | anything to add up |
 # | CPU Mem, CUDA Mem (`profile_memory=True`) | allocated minus freed during the operation | memory in use at that point (lesson 04) |
 #

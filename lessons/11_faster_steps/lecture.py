@@ -366,9 +366,10 @@ recompile_guess.compare(count(lambda x: x.softmax(0), *lengths), "computed", bec
 #
 # ## What compiling buys, and when it pays
 #
-# Now compile with Inductor, for this machine's processor or your GPU: first a GELU written out, whose nine operations
-# each read and write everything, and become one kernel; then a block of ResNet-18, whose convolutions stay library
-# calls.
+# Now compile with Inductor, for this machine's processor or your GPU: first a GELU written out, of nine
+# operations, then a block of ResNet-18, whose convolutions stay library calls.
+#
+# ![As written: nine kernels that each read and write memory. Fused: one.](../docs/pictures/fusion.svg)
 
 # %% inductor-define
 def gelu(x, bias):

@@ -110,8 +110,11 @@ parallel_guess.compare(round(first / second, 1), "virtual", because=why)
 # ## One script, N processes
 #
 # **DistributedDataParallel** (DDP) takes N processes. Each is a **rank**: number `RANK` of `WORLD_SIZE` in the job,
-# `LOCAL_RANK` on its machine. Each holds all weights, and takes its own part of every batch. During `backward()` the
-# ranks average their gradients, so all make the same step.
+# `LOCAL_RANK` on its machine.
+#
+# ![Two machines, two ranks each, with a GPU and all weights.](../docs/pictures/processes.svg)
+#
+# During `backward()` the ranks average their gradients, so all make the same step.
 #
 # `gpulab.distributed.run` starts a script on real processes of this machine, as `torchrun` does. With two real GPUs
 # each rank takes one, and NCCL carries what they send. Otherwise each has a virtual GPU, and gloo carries it.
@@ -296,7 +299,7 @@ link_guess.compare(round(plan.exposed_ms), "virtual", because=why)
 # The simulator opens on eight GPUs without peer-to-peer: the ring takes longer than backward.
 #
 # 1. Raise *Forward + backward* until the ring hides, as a larger batch on each GPU does.
-# 2. Set the bucket to “one for all gradients”, then to 1 MiB. What does each cost?
+# 2. Set the bucket to “one for all”, then to 1 MiB. What does each cost?
 # 3. Allow peer-to-peer again.
 
 # %% simulator
@@ -492,8 +495,7 @@ launch("unused.py", env=where | {"TORCH_DISTRIBUTED_DEBUG": "INFO"})
 
 # %% loud-text [markdown]
 # `INFO` added the line with the names. Take the layer out, or set `find_unused_parameters=True`: it searches the graph
-# in each step, and sends one more all-reduce. (With `DETAIL`, DDP on gloo crashes in PyTorch 2.15: SIGSEGV.) Four more
-# mistakes have messages:
+# in each step, and sends one more all-reduce. (With `DETAIL`, DDP on gloo crashes in PyTorch 2.15: SIGSEGV.) More messages:
 #
 # | message | cause | repair |
 # |---|---|---|
@@ -502,9 +504,12 @@ launch("unused.py", env=where | {"TORCH_DISTRIBUTED_DEBUG": "INFO"})
 # | `rank 1 was killed by SIGKILL`, `exitcode: -9` | mostly the host's memory was full | fewer workers |
 # | `invalid device ordinal` | `cuda:{rank}` on the second machine | `LOCAL_RANK` |
 #
-# **Past DDP.** Here a script calls `model.module(x)`, so nothing is exchanged. A checkpoint that only rank 0 loads
-# after wrapping does the same harm: DDP never sends the weights again. A checksum of the gradients, or of the weights,
-# finds them:
+# **Past DDP** goes `model.module(x)`:
+#
+# ![model(x) goes through DDP, and gradients are exchanged; model.module(x) goes past it.](../docs/pictures/past_ddp.svg)
+#
+# A checkpoint that only rank 0 loads after wrapping does the same harm: DDP never sends the weights again. A checksum
+# of gradients or weights finds both:
 
 # %% silent-write
 # %%writefile silent.py

@@ -349,7 +349,11 @@ gpulab.turn.filled_from_rank_0(fill)
 # ## Saved on two, loaded on one and on three
 #
 # `torch.save(model.state_dict())` would write this rank's rows. `torch.distributed.checkpoint` (**DCP**) lets each
-# rank write its part, and cuts anew when it loads. Here two ranks make two steps and save; then one rank loads and
+# rank write its part, and cuts anew when it loads:
+#
+# ![Twelve rows in the files of two ranks; one rank reads both files; of three ranks, rank 1 reads both.](../docs/pictures/resharded.svg)
+#
+# Here two ranks make two steps and save; then one rank loads and
 # makes the third step, and so do three:
 
 # %% save-write
@@ -432,7 +436,7 @@ for size, kind, room in (("13B", "A100-80", 79), ("70B", "B200", 178)):
 #
 # The simulator opens on a 7B on 8 ranks under ZeRO-1, bf16 with an fp32 copy (2 + 2 + 12).
 #
-# 1. Go through the stages. Which saves most, and what does “sent per step” say?
+# 1. Go through the stages. Which saves most, and what does “a rank sends” say?
 # 2. Change the precision to fp32. How much less does ZeRO-1 save now, and why?
 # 3. Find the smallest number of ranks with which ZeRO-3 fits on 40 GB, and raise the sequence until it does not.
 

@@ -140,6 +140,8 @@ gpulab.annotated(checkpoints.random_state, {
 # %% place-turn-text [markdown]
 # **Your turn** · 3 minutes. `batches` yields one epoch. Make it go on where the run was interrupted, in the same
 # order. Reading samples only to skip them is too expensive: skip indices.
+#
+# ![Of 15 batches 8 are done. Without the place all 15 follow, with it the other 7.](../docs/pictures/place_in_epoch.svg)
 
 # %% place-turn tags=["your-turn"]
 def batches(data, epoch, size, done):
@@ -371,7 +373,11 @@ rest, both = finish("pair", ranks=2), finish("both", ranks=2)
 print("equal to two ranks that nobody stopped:", losses(text) | losses(rest) == losses(both))
 
 # %% ranks-explain [markdown]
-# The steps after the last whole checkpoint were made twice. And all ranks saved and ended with 0, but `torchrun` ended
+# The steps after the last whole checkpoint were made twice:
+#
+# ![Saved at steps 10 and 20, killed in step 25. The new ranks go on from step 20 until a notice comes.](../docs/pictures/restart.svg)
+#
+# All ranks saved and ended with 0, but `torchrun` ended
 # with 1: **exit codes do not get through it.** A rank that ends with any code but 0 makes it worse: `torchrun`, while
 # it has restarts left, starts all ranks anew, on the doomed machine. So use the file `again`. After SIGTERM `torchrun`
 # gives the ranks 30 s by default. SIGUSR1 kills `torchrun`, and the ranks train on alone, unless it has

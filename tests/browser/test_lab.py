@@ -130,7 +130,7 @@ def test_a_simulator_as_opened_is_a_picture_with_its_numbers_as_text(opened, sho
     cell = notebook.shown(notebook.find("gpulab.sim.accumulation()"))
     assert cell.locator(".gpulab-sim").count() == 0
     (image,) = [node for node in notebook.spoken(cell) if node.role in ("image", "img")]
-    assert image.name.startswith("The last update is scaled by 1/4")
+    assert image.name.startswith("The last update is 1/4")
     assert "GiB (recorded:" in image.name
     shoot(notebook, "08_simulator_opened")
 
@@ -171,7 +171,7 @@ def test_callbacks_run_on_the_main_thread(open_notebook, lab):
 
 def test_an_arrow_key_on_a_slider_changes_the_picture_and_its_numbers(lecture, simulator, shoot):
     title, numbers = picture(simulator)
-    assert title.startswith("The last update is scaled by 1/4")
+    assert title.startswith("The last update is 1/4")
     assert "micro-batch" in numbers
     slider(simulator, "Micro-batch").press("ArrowRight")
     wait_until(lecture.page, lambda: picture(simulator)[0] != title, "another title")

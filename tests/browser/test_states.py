@@ -106,7 +106,7 @@ def test_reopened_there_is_the_still_picture_and_no_error(live, lab, open_notebo
         assert "Error displaying widget" not in text
         shoot_both(notebook, cell, f"{name}_reopened")
     assert notebook.shown(1).locator("details").count() == 4
-    assert notebook.shown(2).locator("img").get_attribute("alt").startswith("The last update is scaled by 1/4")
+    assert notebook.shown(2).locator("img").get_attribute("alt").startswith("The last update is 1/4")
     assert "Predict: How many samples are in a batch?" in notebook.shown(3).inner_text()
     stored = json.loads((lab.course / path).read_text(encoding="utf-8"))
     assert "widgets" not in stored["metadata"]

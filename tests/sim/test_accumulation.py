@@ -1,13 +1,15 @@
+import dataclasses
 import math
 import xml.etree.ElementTree as ET
 from fractions import Fraction
+from typing import NamedTuple
 
 import pytest
 
 import gpulab
 from gpulab.sim.accumulation.controls import Accumulation
 from gpulab.sim.accumulation.model import MOST_STEPS, _toy, simulate, training_bytes
-from gpulab.sim.accumulation.picture import BAR_LEFT, BAR_RIGHT, DECADE, ERROR, STRIP_MOST, draw
+from gpulab.sim.accumulation.picture import LEFT, RIGHT, ROWS_TOP, STRIP_MOST, draw
 from virtualgpu.pictures import style, svg
 
 from . import hands, states
@@ -22,10 +24,10 @@ class TestByHand:
     def test_a_hundred_samples_in_eights_by_four(self):
         epoch = simulate(**DEFAULT)
         assert [window.samples for window in epoch.windows] == [(8, 8, 8, 8)] * 3 + [(4,)]
-        assert [window.held for window in epoch.windows] == [(0.25, 0.5, 0.75, 1.0)] * 3 + [(0.25,)]
+        assert [window.weights for window in epoch.windows] == [(0.25,) * 4] * 3 + [(0.25,)]
         assert [window.error for window in epoch.windows] == [0, 0, 0, 0.75]
         assert epoch.effective_batch == 32
-        assert epoch.finding == "The last update is scaled by 1/4: its window has 1 micro-batch instead of 4"
+        assert epoch.finding == "The last update is 1/4 of what it should be: 1 micro-batch, divided by 4"
 
     def test_dividing_by_what_the_window_holds_mends_it(self):
         epoch = simulate(**DEFAULT | {"divide": "window"})
@@ -36,7 +38,7 @@ class TestByHand:
         epoch = simulate(**DEFAULT | {"samples": 80, "steps": 8, "last": "drop"})
         assert len(epoch.windows) == 1
         assert epoch.dropped.samples == (8, 8)
-        assert epoch.dropped.held == (0.125, 0.25)
+        assert epoch.dropped.weights == (0.125, 0.125)
         assert epoch.dropped_samples == 16
         assert "The last 16 samples are never used" in epoch.finding
 
@@ -49,15 +51,14 @@ class TestByHand:
         mean_of_means = [(x / 8 + y / 4) / 2 for x, y in zip(eight, four, strict=True)]
         assert last.error == pytest.approx(math.dist(mean_of_means, true) / math.hypot(*true))
         assert last.error > 0.01
-        assert epoch.finding.endswith("its short micro-batch weighs as a full one")
+        assert epoch.finding.endswith("its short micro-batch counts as a full one")
 
     def test_a_last_window_that_is_short_and_ends_with_a_short_micro_batch_has_both_problems(self):
         epoch = simulate(**DEFAULT | {"samples": 108})
         assert epoch.windows[-1].scale == 0.5
         assert epoch.windows[-1].uneven == simulate(**DEFAULT | {"samples": 108, "divide": "window"}).windows[-1].error
         assert epoch.finding == (
-            "The last update is scaled by 2/4: its window has 2 micro-batches instead of 4;"
-            " its short micro-batch weighs as a full one"
+            "The last update is 2/4 of what it should be; its short micro-batch counts as a full one"
         )
 
     def test_one_sample_left_over(self):
@@ -67,7 +68,7 @@ class TestByHand:
     def test_tokens_make_every_full_window_of_a_mean_of_means_wrong(self):
         epoch = simulate(**DEFAULT | {"tokens": True, "divide": "window"})
         assert all(window.error > 0 for window in epoch.windows[:3])
-        assert "radients are up to" in epoch.finding
+        assert "gradients are up to" in epoch.finding
 
     def test_the_sum_over_the_tokens_of_the_window_is_exact(self):
         epoch = simulate(**DEFAULT | {"tokens": True, "divide": "items"})
@@ -203,10 +204,11 @@ class TestOverTheWholeRange:
                 assert window.error == pytest.approx(1 - len(window.samples) / values["steps"])
 
     @whole_range
-    def test_grad_fills_up_to_the_scale_of_the_update(self, values):
+    def test_the_weights_add_up_to_the_scale_of_the_update(self, values):
         epoch = simulate(**values)
         for window in epoch.windows:
-            assert all(0 < a < b for a, b in zip(window.held, window.held[1:], strict=False))
+            assert min(window.weights) > 0
+            assert sum(window.shares) == pytest.approx(1)
             short = values["divide"] == "steps" and len(window.samples) < values["steps"]
             assert window.scale == pytest.approx(len(window.samples) / values["steps"] if short else 1)
             assert window.scale <= 1
@@ -243,8 +245,8 @@ class TestPicture:
 
     def test_default_state_makes_the_point(self):
         sim = gpulab.sim.accumulation()
-        assert "scaled by 1/4" in sim.picture.title
-        assert "75%" in sim.svg()
+        assert "1/4 of what it should be" in sim.picture.title
+        assert "75% is missing" in sim.svg()
 
 
 class TestStates:
@@ -252,9 +254,9 @@ class TestStates:
         short, unequal, exact = (Accumulation(**state.values).result for state in Accumulation.states)
         assert [window.error for window in short.windows] == [0, 0, 0, 0.75]
         assert short.windows[-1].uneven == 0
-        assert short.finding == "The last update is scaled by 1/4: its window has 1 micro-batch instead of 4"
+        assert short.finding == "The last update is 1/4 of what it should be: 1 micro-batch, divided by 4"
         assert all(0.01 < window.error == window.uneven < 0.1 for window in unequal.windows[:3])
-        assert "radients are up to 7.3% off" in unequal.finding
+        assert "gradients are up to 7.3% off" in unequal.finding
         assert exact.worst_error == 0
         assert exact.finding == "Each update is the exact mean gradient of its window"
         assert Accumulation.states[0].values.items() <= DEFAULT.items()  # it opens with it
@@ -269,8 +271,8 @@ class TestTouched:
         grip = hands.grip(picture, "steps")
         micro_batches = math.ceil(samples / batch)
         assert (grip.low, grip.high) == (1, min(MOST_STEPS, micro_batches))
-        wide = (BAR_RIGHT - BAR_LEFT) / min(micro_batches, STRIP_MOST)
-        assert grip.at(steps) == pytest.approx(BAR_LEFT + steps * wide, abs=0.01)
+        wide = (RIGHT - LEFT) / min(math.ceil(samples / batch), STRIP_MOST)
+        assert grip.at(steps) == pytest.approx(LEFT + steps * wide, abs=0.01)
         assert f'<circle cx="{svg.num(grip.at(steps))}"' in "".join(picture.body)
 
     def test_a_single_micro_batch_has_no_other_window(self):
@@ -285,20 +287,36 @@ class TestTouched:
         assert "32 samples with 2,408 tokens" in hands.names(Accumulation(tokens=True).picture)[0]
 
 
-class TestErrorScale:
-    def test_a_factor_of_ten_is_one_way_for_both_problems_in_their_colours(self):
-        both = Accumulation(samples=108).picture  # two micro-batches of four, the second of half the size
-        scaled, uneven = marks(both, style.ORANGE), marks(both, style.VERMILLION)
-        window = simulate(**DEFAULT | {"samples": 108}).windows[-1]
-        assert scaled == [pytest.approx(ERROR + DECADE * (3 + math.log10(0.5)), abs=0.1)]
-        assert uneven == [pytest.approx(ERROR + DECADE * (3 + math.log10(window.uneven)), abs=0.1)]
-        assert not marks(Accumulation(divide="items").picture, style.ORANGE)
+class TestWeights:
+    @pytest.mark.parametrize("values", [state.values for state in Accumulation.states])
+    def test_a_weight_is_as_wide_as_its_share_where_it_is_right(self, values):
+        sim = Accumulation(**values)
+        boxes = [box for box in rectangles(sim.picture) if box.y >= ROWS_TOP]
+        for window in sim.result.windows:
+            wide = [[part * (RIGHT - LEFT) for part in parts] for parts in (window.shares, window.weights)]
+            above, boxes = boxes[: 2 * len(window.items) : 2], boxes[1:]
+            below, boxes = boxes[: 2 * len(window.items) : 2], boxes[2 * len(window.items) - 1 :]
+            assert [[box.width for box in row] for row in (above, below)] == [
+                pytest.approx(row, abs=0.1) for row in wide
+            ]
+            right = {box.fill == style.SKY for box in below}
+            assert right == {window.error == 0}
+            if window.scale < 1:
+                missing, boxes = boxes[0], boxes[1:]
+                assert missing.width == pytest.approx((1 - window.scale) * (RIGHT - LEFT), abs=0.1)
+        assert not boxes
 
 
-def marks(picture, colour):
-    """Where the lines of errors in this colour end."""
-    found = ET.fromstring(picture.inner()).iter("{http://www.w3.org/2000/svg}line")
-    return [float(line.get("x2")) for line in found if line.get("stroke") == colour and float(line.get("x1")) == ERROR]
+class Box(NamedTuple):
+    y: float
+    width: float
+    fill: str
+
+
+def rectangles(picture):
+    still = dataclasses.replace(picture, body=tuple(piece for piece in picture.body if not isinstance(piece, svg.Live)))
+    found = ET.fromstring(still.inner()).iter("{http://www.w3.org/2000/svg}rect")
+    return [Box(float(box.get("y")), float(box.get("width")), box.get("fill")) for box in found]
 
 
 class TestBadValues:

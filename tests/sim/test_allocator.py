@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.sim.allocator.controls import Allocator
-from gpulab.sim.allocator.model import MOST_COMMANDS, Command, largest_request, read, run
+from gpulab.sim.allocator.model import MOST_COMMANDS, Command, read, run
 from gpulab.sim.allocator.picture import draw
 from gpulab.sim.allocator.result import EXAMPLES, limits, simulate
 from virtualgpu.memory.blocks import MiB
@@ -142,9 +142,9 @@ class TestByHand:
         result = state()
         assert result.run.now.error.shortage.requested == 60 * MiB
         assert (result.free, result.run.free, result.cached) == (76 * MiB, 40 * MiB, 36 * MiB)
-        assert result.largest == 40 * MiB
+        assert result.run.largest == 40 * MiB
         assert result.fragmentation == pytest.approx(36 / 76)
-        assert result.finding == "d=60MiB does not fit: 76 MiB are free, at most 40 MiB of them in one piece"
+        assert result.finding == "d = 60 MiB does not fit: at most 40 MiB of the 76 MiB free are in one piece"
 
     @pytest.mark.parametrize("remedy", [{"max_split": 20}, {"max_split": 32}, {"expandable": True}])
     def test_each_remedy_makes_the_default_fit(self, remedy):
@@ -182,7 +182,7 @@ class TestByHand:
 
     def test_freed_neighbours_become_one_block(self):
         result = state(script="merging")
-        assert result.finding == "e=12MiB fits into a free block: the driver is not asked"
+        assert result.finding == "e = 12 MiB fits into a free block: the driver is not asked"
         assert "(8 MiB with what is free beside it)" in state(script="merging", step=5).finding
         before = state(script="merging", step=5)
         assert [piece.nbytes // MiB for piece in before.run.segments[0].pieces if not piece.name] == [6, 8]
@@ -208,11 +208,11 @@ class TestByHand:
     def test_eight_mib_may_fail_where_twelve_fit(self):
         result = state(script="a=88MiB b=8MiB")
         assert result.run.now.error.shortage.tried == 20 * MiB
-        assert result.largest == 12 * MiB
-        assert "b=8MiB fails where 12 MiB would fit" in result.finding
+        assert result.run.largest == 12 * MiB
+        assert "b = 8 MiB fails where 12 MiB would fit" in result.finding
 
     def test_a_real_shortage_is_not_called_fragmentation(self):
-        assert state(script="a=90MiB b=60MiB").finding == "b=60MiB does not fit: only 10 MiB are free in all"
+        assert state(script="a=90MiB b=60MiB").finding == "b = 60 MiB does not fit: only 10 MiB are free in all"
 
     def test_the_error_is_pytorchs_own(self):
         result = state()
@@ -240,7 +240,7 @@ class TestOverTheWholeRange:
         assert 0 <= result.run.requested <= now.allocated <= now.reserved <= result.run.peak <= result.capacity
         assert sum(m.taken - m.given for m in result.run.moments) == now.reserved
         assert 0 <= result.fragmentation <= 1
-        assert result.largest <= result.free
+        assert result.run.largest <= result.free
         assert result.run.failures == sum(m.error is not None for m in result.run.moments)
         assert len(result.run.moments) == result.step + 1
 
@@ -275,7 +275,7 @@ class TestOverTheWholeRange:
     )
     def test_the_largest_request_is_the_largest_of_all(self, script, memory, max_split, expandable):
         commands, chosen = tuple(read(script)), Settings(max_split_size_mb=max_split, expandable_segments=expandable)
-        found = largest_request(commands, memory * MiB, chosen)
+        found = run(commands, memory * MiB, chosen).largest
 
         def granted(mib):
             return run((*commands, Command("", "one more", mib * MiB)), memory * MiB, chosen).now.error is None
@@ -300,9 +300,27 @@ class TestPicture:
         assert any(
             word.startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 60.00") for word in words
         )
-        assert {"b", "c", "36 MiB free in the segment", "40 MiB free on the device", "47%"} <= set(words)
-        assert "✗ 60 MiB asked: a new segment may not begin inside an old one" in words
-        assert "20 MiB are missing" in words
+        assert {"b", "c", "36 MiB free in the segment", "40 MiB free on the device", "36 MiB = 47%"} <= set(words)
+        assert {"✗ 60 MiB asked", "no free piece is as long; a block cannot cross a segment’s border"} <= set(words)
+        assert "✓ 60 MiB asked" in self.words(Allocator(expandable=True))
+
+    @pytest.mark.parametrize(
+        ("script", "start", "asked", "words"),
+        [
+            ("fragmentation", 24, 60, "no free piece is as long; a block cannot cross a segment’s border"),
+            ("a=88MiB b=8MiB", 80, 20, "it needs a new segment of 20 MiB"),  # to the end, where 12 are free
+            ("a=90MiB b=60MiB", 40, 60, "only 10 MiB are free"),
+            ("a=60MiB free a b=24MiB", 0, 24, ""),
+        ],
+    )
+    def test_what_was_asked_lies_below_the_memory_to_scale(self, script, start, asked, words):
+        sim = Allocator(script=script)
+        (bar,) = [
+            e for e in ET.fromstring(sim.svg()).iter() if e.get("height") == "20" and e.get("stroke-width") == "2"
+        ]
+        assert float(bar.get("x")) == pytest.approx(18 + 8.24 * start, abs=0.1)
+        assert float(bar.get("width")) == pytest.approx(8.24 * asked, abs=0.1)
+        assert words in ["", *self.words(sim)]
 
     def test_what_is_rounded_up_is_hatched(self):
         assert "".join(draw(state(script="a=19MiB")).body).count("<path") > "".join(
@@ -374,8 +392,8 @@ class TestTouched:
             (grip,) = [e for e in ET.fromstring(sim.picture.inner()).iter() if e.get("data-drag") == "step"]
             low, high, start, end = (float(grip.get(f"data-{key}")) for key in ("low", "high", "from", "to"))
             assert (low, high) == (0, len(sim.result.commands))
-            (cursor,) = [e for e in grip.iter() if e.get("cx")]
-            there = low + (float(cursor.get("cx")) - start) / (end - start) * (high - low)
+            (cursor,) = [e for e in grip.iter() if e.get("x1")]
+            there = low + (float(cursor.get("x1")) - start) / (end - start) * (high - low)
             assert there == pytest.approx(sim.result.step, abs=0.01)
 
     def test_a_command_of_the_script_goes_to_its_step(self):
@@ -388,10 +406,11 @@ class TestStates:
         fails, cache, grows = (Allocator(**one.values).result for one in Allocator.states)
         assert fails.finding == Allocator().result.finding
         assert fails.run.now.error
-        assert fails.free > 60 * MiB > fails.largest
-        assert cache.run.now.given == 0
-        assert "gives nothing back: the segment holds a tensor" in cache.finding
-        assert Allocator(**Allocator.states[1].values | {"step": 6}).result.run.now.error
+        assert fails.free > 60 * MiB > fails.run.largest
+        assert cache.finding.startswith("empty_cache gave nothing back, d = 60 MiB does not fit")
+        assert cache.run.moments[5].given == 0
+        before = Allocator(**Allocator.states[1].values | {"step": 5}).result
+        assert "gives nothing back: the segment holds a tensor" in before.finding
         assert not grows.run.failures
         assert grows.commands == fails.commands
 

@@ -24,11 +24,11 @@ from gpulab.sim.allreduce.model import (
     sends,
     sent_bytes,
 )
-from gpulab.sim.allreduce.picture import CENTRE, LEFT, MIDDLE, RIGHT, draw
+from gpulab.sim.allreduce.picture import LEFT, PIECES_TOP, RIGHT, draw
 from gpulab.sim.allreduce.result import FRAMES, simulate
 from gpulab.sim.base.simulator import Flag, Slider
 from virtualgpu.gpus.specs import SPECS
-from virtualgpu.pictures import svg
+from virtualgpu.pictures import style, svg
 
 from . import hands, states
 
@@ -161,10 +161,6 @@ class TestByHand:
         step = at(link="ethernet10")
         assert step.seconds > 1.75 * 4 * 124e6 / (0.75 * 1.25e9) == pytest.approx(0.926, abs=0.001)
         assert step.finding.startswith("8 GPUs are slower than one")
-
-    def test_what_goes_through_gpu_0(self):
-        assert at().through_first_gpu == 4 * 124e6 + 7 * 100 * MIB
-        assert at(gpus=1).through_first_gpu == 0
 
     def test_forward_is_a_third_of_the_computing(self):
         assert at().work.forward == pytest.approx(0.1 / 3)
@@ -310,20 +306,21 @@ class TestPlay:
         assert "all-gather: finished sums go round" in AllReduce(moment=90).svg()
         assert "done: every GPU has the sum of all 8" in AllReduce(moment=100).svg()
 
-    @pytest.mark.parametrize(("gpus", "shown"), [(1, 1), (2, 2), (8, 8), (9, 7), (16, 7)])
-    def test_a_gpu_that_has_all_sums_has_a_tick(self, gpus, shown):
-        tick = 'fill="none" stroke="#111111" stroke-width="2" stroke-linejoin'
-        assert AllReduce(gpus=gpus, moment=100).svg().count(tick) == shown
-        assert tick not in AllReduce(gpus=gpus, moment=0).svg()
-        more = f"{gpus - 7} more"
-        assert (more in AllReduce(gpus=gpus).svg()) == (gpus > 8)
+    @pytest.mark.parametrize("gpus", [1, 2, 8, 16])
+    def test_in_the_end_every_gpu_has_all_pieces(self, gpus):
+        assert pieces(AllReduce(gpus=gpus, moment=100), style.GREEN) == gpus * gpus
+        assert pieces(AllReduce(gpus=gpus, moment=100), style.PURPLE) == 0
+        assert pieces(AllReduce(gpus=gpus, moment=0), style.GREEN) == 0
 
     def test_pieces_move_from_gpu_to_gpu_and_are_taken_up_there(self):
         moments = [moment for moment in range(FRAMES) if at(moment=moment).hops_done == 5]
-        way = [_place_of_message(moment) for moment in moments]
+        way = [places_of_messages(moment) for moment in moments]
         assert len(way) > 3
-        assert all(one < two for one, two in itertools.pairwise(way)), "from GPU 0 on, as a clock goes"
-        assert _place_of_message(moments[-1] + 1) < way[-1], "the next hop begins anew"
+        assert all(one[0] < two[0] for one, two in itertools.pairwise(way)), "from GPU 0 down to GPU 1"
+        assert all(one[7] < two[7] or two[-1] < PIECES_TOP + 25 for one, two in itertools.pairwise(way)), (
+            "and up to GPU 0"
+        )
+        assert places_of_messages(moments[-1] + 1)[0] < way[-1][0], "the next hop begins anew"
 
     @pytest.mark.parametrize("gpus", [2, 8, 16])
     def test_what_each_has_sent_grows_to_all_of_it(self, gpus):
@@ -332,15 +329,19 @@ class TestPlay:
         assert f"{factor} of {factor} buckets" in AllReduce(gpus=gpus, moment=100).svg()
 
 
-def _place_of_message(moment):
-    """From left to right, where the piece is that GPU 0 hands to GPU 1."""
-    pieces = [
-        (float(piece.get("x")), float(piece.get("y")))
-        for piece in ET.fromstring(AllReduce(moment=moment).picture.inner()).iter("{http://www.w3.org/2000/svg}rect")
-        if piece.get("width") == "10" and piece.get("height") == "18" and piece.get("fill") == "#FFFFFF"
-    ]
-    assert len(pieces) == 8
-    return min(x for x, y in pieces if x > MIDDLE and y < CENTRE - 50)
+def pieces(sim, fill):
+    """How many pieces in the ring have this colour."""
+    paths = ET.fromstring(sim.picture.inner()).iter("{http://www.w3.org/2000/svg}path")
+    drawn = [path.get("d") for path in paths if path.get("fill") == fill]
+    return sum(float(y) >= PIECES_TOP for path in drawn for y in re.findall(r"M\S+ (\S+?)h", path))
+
+
+def places_of_messages(moment):
+    """How far down the piece is that each GPU hands on, from GPU 0 to the last."""
+    polygons = ET.fromstring(AllReduce(moment=moment).picture.inner()).iter("{http://www.w3.org/2000/svg}polygon")
+    tips = [float(polygon.get("points").rpartition(",")[2]) for polygon in polygons if polygon.get("fill") == style.INK]
+    assert len(tips) == 8
+    return tips
 
 
 class TestStates:

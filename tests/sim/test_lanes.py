@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from gpulab.sim.base.lanes import Axis, blocks, inside, joined, round_step, total, veil
+from gpulab.sim.base.lanes import Axis, beside, blocks, inside, joined, round_step, total, veil
 from virtualgpu.pictures import svg
 from virtualgpu.pictures.style import INK, SKY
 
@@ -51,6 +51,13 @@ def test_words_stand_in_a_bar_only_if_they_fit():
     assert ">step 1<" in inside(AXIS, (0, 1), ("step 1", "1"), 50)
     assert ">1<" in inside(AXIS, (0, 0.1), ("step 1", "1"), 50)
     assert inside(AXIS, (0, 0.01), ("step 1", "1"), 50) == ""
+
+
+@pytest.mark.parametrize(("x", "at", "anchor"), [(200, 208, "start"), (800, 792, "end")])
+def test_words_stand_beside_a_line_where_they_have_room(x, at, anchor):
+    first, second = beside(x, 20, "some words", "more of them")
+    assert first == svg.text(at, 20, "some words", size=svg.SMALL, anchor=anchor, halo=True)
+    assert 'y="38"' in second
 
 
 def test_what_comes_later_is_paler():

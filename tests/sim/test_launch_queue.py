@@ -1,4 +1,5 @@
 import itertools
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from gpulab.sim.launch_queue.model import MODES, STEPS, Work, addition_us, run, 
 from gpulab.sim.launch_queue.picture import LEFT, RIGHT, _lanes
 from gpulab.sim.launch_queue.result import FRAMES, simulate
 from virtualgpu.clock import rates
+from virtualgpu.pictures import svg
 
 from . import hands, states
 
@@ -94,7 +96,7 @@ class TestByHand:
         assert result.running > 0.99
         assert result.used == pytest.approx(result.running / 4)
         alone = simulate(**DEFAULT | {"fills": "quarter", "kernel": 5})
-        assert alone.finding == "A kernel is running 99% of the time, yet 25% of the GPU's capacity is in use"
+        assert alone.finding == "A kernel is running 99% of the time, yet 25% of the GPU’s capacity is in use"
 
     def test_the_host_waits_when_the_queue_holds_1024_launches(self):
         done = run(replace(EAGER, kernels=200, kernel=200))
@@ -189,10 +191,22 @@ class TestPicture:
         still = []
         for moment in (0, 50, 100):
             sim.set(moment=moment)
-            bars, words = _lanes(sim.result.run, 1)
-            still.append((bars, words, sim.result.finding, sim.result.step))
+            still.append((_lanes(sim.result.run, 1), sim.result.finding, sim.result.step))
         assert still[0] == still[1] == still[2]
-        assert "work before the GPU at 2.9 ms" in sim.svg()
+        assert "all is done" in sim.svg()
+
+    @pytest.mark.parametrize("moment", [10, 25, 60, 93])
+    def test_the_moments_line_cuts_no_name_of_a_step(self, moment):
+        picture = LaunchQueue(moment=moment).picture
+        now = hands.grip(picture, "moment").at(moment)
+        for element in ET.fromstring(picture.inner()).iter():
+            if (element.text or "").startswith("step ") and element.get("text-anchor") == "middle":
+                half = svg.length(element.text, svg.SMALL) / 2
+                assert abs(float(element.get("x")) - now) > half
+
+    def test_a_timer_has_a_colour_only_where_it_is_wrong(self):
+        assert "#E69F00" in "".join(LaunchQueue().picture.body)
+        assert "#E69F00" not in "".join(LaunchQueue(item=1).picture.body)
 
     def test_every_stream_has_its_lane(self):
         assert "4 streams" in LaunchQueue(streams=4).svg()
@@ -260,6 +274,7 @@ class TestTouched:
         sim = LaunchQueue(moment=50)
         start, end = sim.result.run.kernels[sim.result.at_work]
         assert start <= sim.result.moment < end
-        assert sim.result.name(sim.result.at_work) in sim.svg()
+        assert f"{sim.result.name(sim.result.at_work)}: waited " in sim.svg()
+        assert "the GPU has nothing to run" in LaunchQueue(**LaunchQueue.states[1].values).svg()
         assert LaunchQueue(moment=0).result.at_work is None
         assert LaunchQueue(mode="graph", moment=50).result.name(2) == "step 3"

@@ -257,9 +257,21 @@ class TestPicture:
     def test_the_default_state_makes_the_point(self):
         sim = LossScaling()
         assert "0.041% of the gradients become 0 in fp16, without scaling 36%" in sim.picture.title
-        assert "step 1: the largest gradient is inf: skipped, and the scale halved to 32,768" in sim.svg()
+        assert ">0.041%<" in sim.svg()  # of the step it opens at: the same as in the title
+        assert "step 5,000: all gradients are finite" in sim.svg()
         assert "without scaling: 36% become 0" in sim.svg()
+        sim.set(step=1)
+        assert "step 1: the largest gradient is inf: skipped, and the scale halved to 32,768" in sim.svg()
         assert "largest: inf" in sim.svg()
+
+    def test_a_step_whose_gradients_are_all_0_is_taken_with_nothing(self):
+        bad = LossScaling(**LossScaling.states[2].values)
+        assert bad.result.largest == "0"
+        assert "all gradients are 0, which is finite: the optimizer steps with nothing" in bad.svg()
+
+    def test_a_doubled_scale_that_overflows_is_told(self):
+        assert "doubled: inf, halved again" in LossScaling().svg()
+        assert "doubled: inf" not in LossScaling(scale_power=0).svg()
 
     def test_every_part_of_fp16_is_named_beside_its_colour(self):
         text = LossScaling().svg()
@@ -301,7 +313,7 @@ class TestTouched:
         "values", [{}, {"scale_power": 0}, {"scale_power": 24, "spread": 2.0, "largest_power": -9.0}]
     )
     def test_the_scale_is_dragged_where_the_gradients_are(self, values):
-        sim, grips = self.grips(**values)
+        sim, grips = self.grips(step=1, **values)
         marks, piece = grips["First scale, power of 2"]
         (knob,) = [e for e in piece.iter() if e.get("cx")]
         assert self.at(marks["scale_power"], float(knob.get("cx"))) == pytest.approx(

@@ -42,7 +42,7 @@ class TestClaims:
         assert 0 < ends["fp32"].after < 1e-5
         assert "but small updates bring it to 0.0222, not to 0" in simulate(**DEFAULT | {"format": "fp16"}).finding
         assert [ends[name].left for name in ("fp32", "fp16", "bf16")] == ["0%", "2%", "100%"]
-        assert simulate(**DEFAULT | {"format": "fp32"}).finding.endswith("bring it to 9.32e-06, close to 0")
+        assert simulate(**DEFAULT | {"format": "fp32"}).finding.endswith("bring it to 9.32e−06, close to 0")
 
     def test_70000_is_inf_in_fp16_and_fine_in_bf16(self):
         found = stored(**CLAIM_TOO_LARGE)
@@ -61,7 +61,7 @@ class TestClaims:
         assert found["fp16"].value == 0
         assert found["fp16"].outcome == "underflow"
         assert found["bf16"].value == pytest.approx(1e-8, rel=2**-8)
-        assert "1e-08 becomes 0" in simulate(**DEFAULT | CLAIM_TOO_SMALL | {"format": "fp16"}).finding
+        assert "1e−08 becomes 0" in simulate(**DEFAULT | CLAIM_TOO_SMALL | {"format": "fp16"}).finding
 
     def test_the_last_value_of_fp16_and_the_first_that_is_inf(self):
         assert stored(value=6.5519, exponent=4)["fp16"].value == 65504
@@ -171,7 +171,7 @@ class TestPicture:
     def test_the_default_state_makes_the_point(self):
         sim = NumberFormats()
         assert "such updates change nothing" in sim.picture.title
-        assert "one update, -0.001, is 0.26 of the spacing: rounded back to 1" in sim.svg()
+        assert "one update, −0.001, is 0.26 of the spacing: rounded back to 1" in sim.svg()
 
     def test_the_fields_are_named_and_every_bit_is_there(self):
         picture = draw(simulate(**DEFAULT))
@@ -180,8 +180,14 @@ class TestPicture:
         bits = sum(1 + kind.exponent + kind.mantissa for kind in FORMATS.values())
         assert sum(map(len, re.findall('anchor="middle">([01]+)<', words))) >= bits
 
+    def test_a_wrong_end_is_marked_and_none_is_told_of_what_the_format_cannot_hold(self):
+        words = re.findall(">([✓✗] .*?|–)<", NumberFormats().svg())
+        assert words == ["✓ 0%", "✗ 2%", "✗ 100%", "✗ 100%", "✗ 100%"]
+        assert re.findall(">([✓✗] .*?|–)<", NumberFormats(**CLAIM_TOO_LARGE).svg()) == ["✓ 0%", "–", "✗ 100%", "–", "–"]
+        assert "without rounding 90%" in NumberFormats(update=0.0001).svg()
+
     def test_inf_is_named_on_the_number_line(self):
-        assert "stored as -inf" in NumberFormats(**CLAIM_TOO_LARGE, format="fp16", negative=True).svg()
+        assert "stored as −inf" in NumberFormats(**CLAIM_TOO_LARGE, format="fp16", negative=True).svg()
 
     def test_set_moves_the_picture(self):
         sim = NumberFormats()

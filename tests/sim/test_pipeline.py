@@ -165,6 +165,11 @@ class TestChoices:
         changes = {change.name: change for change in Pipeline().result.changes}
         assert changes["pin_memory"].words(Pipeline().result.step) == "would cost 1.1 ms"
 
+    def test_workers_are_added_until_more_do_not_help(self):
+        first = Pipeline().result.changes[0]
+        assert (first.name, first.words(Pipeline().result.step)) == ("num_workers 0 → 2", "would save 35 ms")
+        assert Pipeline(workers=2).result.changes[0].name == "num_workers 2 → 3"
+
     def test_where_more_workers_stop_helping(self):
         assert Pipeline().result.enough == 2
         assert Pipeline(side=True).result.enough == 3
@@ -181,7 +186,7 @@ class TestChoices:
             ({"workers": 1}, "1 worker brings a batch every 60 ms, and it needs one every 25 ms"),
             (
                 {"workers": 3, "side": True},
-                "Only an epoch's first batch keeps the GPU waiting, 119 ms; then it computes 100%",
+                "The GPU waits 119 ms for the first batch, 43 ms for the next epoch’s; after a few more it computes",
             ),
             ({"workers": 7, "side": True}, "; 3 workers would do"),
             ({"workers": 8, "side": True, "compute": 1, "load": 1}, "a copy takes 11 ms, longer than all else"),
@@ -344,9 +349,11 @@ class TestStates:
         result = Pipeline(**Pipeline.states[2].values).result
         assert result.computing > 0.99
         assert result.finding.startswith(
-            "Only an epoch's first batch keeps the GPU waiting, 177 ms; then it computes 100%"
+            "The GPU waits 177 ms for the first batch, 27 ms for the next epoch’s; after a few more it computes 100%"
         )
-        assert "waits 177 ms" in Pipeline(**Pipeline.states[2].values).svg()  # in the lane, the same
+        assert result.idle(1) == pytest.approx(27 * MS, abs=0.5 * MS)
+        assert "for the next epoch’s" not in Pipeline(**Pipeline.states[2].values, persistent=True).result.finding
+        assert "idle 177 ms" in Pipeline(**Pipeline.states[2].values).svg()  # in the lane, the same
         # 3 workers start, load, one batch is pinned in fresh memory and copied
         assert result.idle(0) == pytest.approx(result.run.copied[0], rel=0.01)
 
@@ -369,7 +376,7 @@ class TestTouched:
         sim = Pipeline()
         sets = hands.clicks(sim.picture)
         assert sets == [
-            {"workers": 1}, {"prefetch": 3}, {"pinned": True}, {"non_blocking": True}, {"side": True},
+            {"workers": 2}, {"prefetch": 3}, {"pinned": True}, {"non_blocking": True}, {"side": True},
             {"persistent": True},
         ]  # fmt: skip
         for values in sets:

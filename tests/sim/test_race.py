@@ -16,7 +16,6 @@ from gpulab.sim.race.model import (
     TOY,
     Contest,
     limits,
-    simulate,
     times,
 )
 from gpulab.sim.race.picture import BOTTOM, RIGHT, TOP
@@ -43,12 +42,12 @@ BARE = DEFAULT | {"kilobytes": 0, "launch": 0}
 
 
 def race(**values):
-    return simulate(**DEFAULT | values)
+    return Contest(**DEFAULT | values)
 
 
 def bare(**values):
     """Nothing but arithmetic."""
-    return simulate(**BARE | values)
+    return Contest(**BARE | values)
 
 
 whole_range = states.whole_range(Race)
@@ -100,12 +99,12 @@ class TestByHand:
         # the GPU needs 30 µs for up to 256 tasks, the CPU from 25 on 40 µs
         seen = bare()
         assert seen.crossover == 25
-        assert seen.crossing == "from about 25 tasks"
+        assert seen.crossing == "ahead from about 25 tasks"
 
     def test_equal_lanes_at_a_slower_clock_never_win(self):
         seen = bare(simd=32)
         assert seen.crossover is None
-        assert seen.crossing == "not up to a million tasks"
+        assert seen.crossing == "never ahead, up to a million tasks"
 
     def test_more_lanes_at_the_same_clock_win_from_the_first_task_that_needs_them(self):
         assert bare(ratio=1.0).crossover == 9
@@ -145,7 +144,7 @@ class TestAmdahl:
 class TestOverTheWholeRange:
     @whole_range
     def test_phases_follow_one_another(self, values):
-        seen = simulate(**values)
+        seen = Contest(**values)
         for side in (seen.cpu, seen.gpu_side, seen.simd_cpu):
             assert side.phases[0].start == 0
             assert all(phase.length > 0 for phase in side.phases)
@@ -157,7 +156,7 @@ class TestOverTheWholeRange:
     def test_tasks_add_up_and_only_grow(self, values):
         before = (0, 0)
         for time in range(0, 101, 4):
-            seen = simulate(**values | {"time": time})
+            seen = Contest(**values | {"time": time})
             done = tuple(side.done(seen.now) for side in (seen.cpu, seen.gpu_side))
             for side, number, earlier in zip((seen.cpu, seen.gpu_side), done, before, strict=True):
                 assert earlier <= number <= side.tasks
@@ -167,14 +166,14 @@ class TestOverTheWholeRange:
 
     @whole_range
     def test_nobody_beats_amdahl_or_the_lanes(self, values):
-        seen = simulate(**values)
+        seen = Contest(**values)
         for tasks in (values["tasks"], *PLACES[::12]):
             assert 0 < seen.over_one_lane(tasks, "cpu") <= min(seen.amdahl, seen.cpu.lanes) * (1 + 1e-9)
             assert 0 < seen.over_one_lane(tasks, "gpu") <= min(seen.amdahl, seen.lanes / seen.ratio) * (1 + 1e-9)
 
     @whole_range
     def test_the_plot_agrees_with_the_race(self, values):
-        seen = simulate(**values)
+        seen = Contest(**values)
         ratio = seen.over_one_lane(seen.tasks, "gpu") / seen.over_one_lane(seen.tasks, "cpu")
         assert ratio == pytest.approx(seen.speedup)
         assert [len(curve) for curve in seen.curves.values()] == [len(PLACES)] * 3
@@ -182,7 +181,7 @@ class TestOverTheWholeRange:
 
     @whole_range
     def test_the_crossover_is_where_the_gpu_gets_ahead(self, values):
-        seen = simulate(**values)
+        seen = Contest(**values)
 
         def ahead(tasks):
             return seen.over_one_lane(tasks, "gpu") > seen.over_one_lane(tasks, "cpu")
@@ -195,12 +194,12 @@ class TestOverTheWholeRange:
 
     @whole_range
     def test_more_costs_never_help(self, values):
-        seen = simulate(**values)
+        seen = Contest(**values)
         for name, more in (("launch", 1), ("kilobytes", 1), ("ratio", 0.5)):
-            other = simulate(**values | {name: values[name] + more})
+            other = Contest(**values | {name: values[name] + more})
             assert other.gpu_side.seconds >= seen.gpu_side.seconds
-        assert simulate(**values | {"simd": CORE_LANES}).cpu.seconds <= seen.cpu.seconds
-        assert simulate(**values | {"cores": values["cores"] + 1}).cpu.seconds <= seen.cpu.seconds
+        assert Contest(**values | {"simd": CORE_LANES}).cpu.seconds <= seen.cpu.seconds
+        assert Contest(**values | {"cores": values["cores"] + 1}).cpu.seconds <= seen.cpu.seconds
 
 
 class TestSimulator:
@@ -216,11 +215,9 @@ class TestSimulator:
         sim = Race()
         assert isinstance(sim.result, Contest)
         assert sim.values == DEFAULT
-        assert sim.picture.title == (
-            "The GPU wins by 2.1 × while the CPU uses one lane per core; with all its lanes the CPU wins by 7.7 ×"
-        )
-        assert "32 of 128 tasks done = 25%; 8 at work" in sim.svg()
-        assert "0 of 128 tasks done = 0%; 128 at work" in sim.svg()
+        assert sim.picture.title == "The GPU wins by 2.1 ×: 256 slow lanes against 8 fast ones of the CPU’s 256"
+        assert "32 of 128 tasks done; 8 at work" in sim.svg()
+        assert "0 of 128 tasks done; 128 at work" in sim.svg()
 
     def test_whole_warps_run_and_lanes_without_a_task_are_told(self):
         assert Race(tasks=100).result.gpu_side.working(Race(tasks=100).result.now) == 100
@@ -258,7 +255,8 @@ class TestTouch:
     def test_the_states_are_won_by_the_gpu_then_the_cpu_then_a_larger_gpu(self):
         shown, lanes, large = (race(**Race(**state.values).values) for state in Race.states)
         assert shown.speedup > 2
-        assert "with all its lanes the CPU wins by 7.7 ×" in shown.finding
+        assert shown.simd_cpu.seconds < shown.gpu_side.seconds / 7  # "the CPU’s 256" would win
+        assert "GPU ahead of 1 lane per core from about 49 tasks" in Race().svg()
         assert Race(**Race.states[1].values).svg().count("CPU, all lanes") == 0  # there they are the CPU's
         assert lanes.speedup < 1 / 7
         assert lanes.finding.startswith("The CPU wins by 7.7 ×")
@@ -301,7 +299,7 @@ class TestTouch:
 
     @whole_range
     def test_names_of_curves_stay_beside_the_plot_and_apart(self, values):
-        inner = Race.draw(simulate(**values)).inner()
+        inner = Race.draw(Contest(**values)).inner()
         ys = [float(y) for y in re.findall(rf'<text x="{RIGHT + 8:g}" y="([\d.]+)"', inner)]
         assert len(ys) == 2 + (values["simd"] < CORE_LANES) + bool(values["serial"])
         assert all(low - high >= 16.9 for high, low in itertools.pairwise(ys))

@@ -77,6 +77,14 @@ def test_keys_stand_apart_and_end_where_they_should(ends):
     assert drawn.count("<path") == 1
 
 
+def test_keys_without_room_begin_another_row():
+    drawn = "".join(scene.keys(18, 20, *[(f"a rather long name, number {n}", SKY) for n in range(6)]))
+    places = [(float(x), float(y)) for x, y in re.findall(r'<rect x="([\d.]+)" y="([\d.]+)"', drawn)]
+    assert [y for _, y in places] == [9, 9, 9, 29, 29, 29]
+    assert [x for x, _ in places[:3]] == [x for x, _ in places[3:]]
+    assert places[0][0] == 18
+
+
 def test_chips_stand_side_by_side_and_hold_bold_words():
     drawn, after = scene.chip(10, 30, "one for all", weight="bold")
     wide = float(re.findall(r'width="([\d.]+)"', drawn)[0])

@@ -132,13 +132,15 @@ class TestFindings:
     def test_the_default_makes_the_point(self):
         sim = Spot()
         assert sim.result.finding == (
-            "With a checkpoint every 4 h the run takes 34% longer; at the best interval, 44 min, it takes 12% longer"
+            "With a checkpoint every 4 h, 100 h of work take 34% longer;"
+            " at the best interval, 44 min, they take 12% longer"
         )
         assert sim.picture.title == sim.result.finding
 
     def test_at_the_formula(self):
         assert at(interval=44).finding == (
-            "With a checkpoint every 44 min the run takes 12% longer, near the least; it costs 61% less than on demand"
+            "With a checkpoint every 44 min, 100 h of work take 12% longer, near the least;"
+            " it costs 61% less than on demand"
         )
 
     def test_twice_or_half_the_best_costs_little(self):
@@ -148,20 +150,20 @@ class TestFindings:
 
     def test_too_often(self):
         finding = at(interval=2).finding
-        assert finding.startswith("With a checkpoint every 2 min the run takes 105% longer; at the best interval")
+        assert finding.startswith("With a checkpoint every 2 min, 100 h of work take 105% longer; at the best interval")
 
     def test_spot_that_is_no_cheaper(self):
         assert "more than on demand" in at(interval=44, discount=5).finding
 
     def test_where_the_formula_is_no_longer_near(self):
         run = at(checkpoint=1800, between=1, restart=0, interval=10)
-        assert "min = √" not in draw(run).text()
-        assert "min = √(2 · checkpoint · between)" in draw(at(interval=44)).text()
+        assert "the best is √" not in draw(run).text()
+        assert "the best is √(2 × writing a checkpoint × interrupted every)" in draw(at(interval=44)).text()
         assert "every 42 min (best)" in draw(run).text()
 
     def test_never(self):
         run = at(interval=720, between=1)
-        assert "the run never ends; at the best interval" in run.finding
+        assert "100 h of work never end; at the best interval" in run.finding
         assert "never done" in "".join(draw(run).body)
 
 
@@ -226,8 +228,8 @@ class TestOverTheWholeRange:
 class TestTouch:
     def test_the_states_lose_work_then_write_it_all_down_then_do_neither(self):
         rarely, often, best = (at(**state.values) for state in Spot.states)
-        assert "every 4 h the run takes 34% longer" in rarely.finding
-        assert "every 5 min the run takes 44% longer" in often.finding
+        assert "every 4 h, 100 h of work take 34% longer" in rarely.finding
+        assert "every 5 min, 100 h of work take 44% longer" in often.finding
         assert "near the least" in best.finding
         assert best.hours < min(rarely.hours, often.hours) - 15
         writing, _, lost = best.plan.extra(best.interval)
@@ -244,7 +246,13 @@ class TestTouch:
             share = (float(drawn) - start) / (end - start)
             assert low * (high / low) ** share == pytest.approx(interval, rel=0.002)
 
-    @pytest.mark.parametrize("interval", [1, 20, 30, 40, 44, 50, 90, 240, 720])
+    def test_at_the_best_there_is_one_label_and_one_bar_on_spot(self):
+        words = Spot(interval=44).svg()
+        assert "every 44 min, the best: +12%" in words
+        assert "best: 44 min" not in words
+        assert words.count("spot, every") == 1
+
+    @pytest.mark.parametrize("interval", [1, 20, 30, 40, 50, 90, 240, 720])
     def test_the_line_does_not_go_through_the_label_of_the_best(self, interval):
         inner = Spot(interval=interval).picture.inner()
         line = float(re.findall(r'<line x1="([\d.]+)"[^>]*stroke-width="3"', inner)[0])

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from gpulab.sim.transfers.controls import Transfers
 from gpulab.sim.transfers.machine import CONTEXT_BYTES
 from gpulab.sim.transfers.model import BYTES, GPUS, MOST_COMMANDS, SLOTS, read
+from gpulab.sim.transfers.picture import END, LEFT
 from gpulab.sim.transfers.result import simulate
 from virtualgpu.clock import rates
 from virtualgpu.memory.out_of_memory import format_size
+from virtualgpu.pictures import style
 
 from .page import Page
 
@@ -58,9 +60,11 @@ class TestSizes:
         assert BYTES == {"input_data": 32 * 3 * 224 * 224 * 4, "weights": 512 * 512 * 4, "bias": 512 * 4}
         assert result.host_bytes == result.gpu_bytes == 19_267_584 + 1_048_576 + 2_048 == 20_318_208
         words = [element.text for element in ET.fromstring(Transfers().svg()).iter() if element.text]
-        assert {"19.27 MB", "1.05 MB", "2.05 KB", "20.32 MB", "20,318,208 bytes"} <= set(words)
-        assert "20,316,160 bytes in 22 MiB reserved" in words
-        assert "42 MiB free; a model fills the rest" in words  # of the 64 that were asked for
+        assert {"19.27 MB", "1.05 MB", "2.05 KB", "20.32 MB"} <= set(words)
+        rows = {name: value for name, value, _ in Transfers().result.rows()}
+        assert rows["host, total"] == "20.32 MB (20,318,208 bytes)"
+        assert rows["GPU, total"] == "20.32 MB (20,316,160 bytes)"
+        assert rows["GPU, reserved for them"] == "22 MiB"
 
     def test_the_context_is_the_virtual_gpus(self):
         from virtualgpu.scope import device
@@ -183,8 +187,8 @@ class TestTime:
     @pytest.mark.parametrize("slot", sorted(SLOTS))
     def test_a_faster_slot_than_the_gpu_has_changes_nothing(self, slot):
         assert state(gpu="T4", slot=slot).copying == state(gpu="T4", slot=3).copying
-        assert state(gpu="T4", slot=5).link == "PCIe 3 x16, the GPU's"
-        assert state(gpu="H100", slot=3).link == "PCIe 3 x16, the slot's"
+        assert state(gpu="T4", slot=5).link == "PCIe 3 x16, the GPU’s"
+        assert state(gpu="H100", slot=3).link == "PCIe 3 x16, the slot’s"
 
     def test_each_generation_doubles_the_rate(self):
         over = [state(gpu="H200", slot=slot).outcome.rates for slot in (3, 4, 5)]
@@ -374,13 +378,35 @@ class TestStates:
         assert copies.finding == Transfers().result.finding
         assert copies.host_bytes == sum(BYTES.values()) > copies.gpu_bytes > 0
         assert "same device" in behind.error
-        assert "one is on cuda:0, the other still on the CPU" in behind.finding
+        assert behind.finding == "The sum fails: weights_gpu is on cuda:0, and bias still on the CPU"
         last = nobody.outcome.lines[-1]
         assert last.call < last.copy / 5
-        assert "Nobody waits" in nobody.finding
+        assert nobody.finding.endswith("; but pinning took 10 ms")
 
 
 class TestThePicture:
+    @pytest.mark.parametrize("state", [state.values for state in Transfers.states])
+    def test_waits_and_copies_stand_one_above_the_other_when_they_were(self, state):
+        sim = Transfers(**state)
+        out = sim.result.outcome
+        calls = [line for line in out.lines if line.call and line.kind != "pinned"]
+        begin = calls[0].began
+        unit = (END - LEFT) / (max(out.finished, out.went_on) - begin)
+        for seconds, fill in (
+            ([(line.began, line.began + line.call) for line in calls], style.VERMILLION),
+            (out.bus, style.ORANGE),
+        ):
+            found = ET.fromstring(sim.picture.inner()).iter("{http://www.w3.org/2000/svg}rect")
+            drawn = [(float(bar.get("x")), float(bar.get("width"))) for bar in found if bar.get("fill") == fill]
+            expected = [(LEFT + (start - begin) * unit, (end - start) * unit) for start, end in seconds]
+            assert drawn == [pytest.approx(pair, abs=0.06) for pair in expected]
+
+    @whole_range
+    def test_the_bus_was_busy_as_long_as_the_lines_say(self, values):
+        out = simulate(**values).outcome
+        assert sum(end - start for start, end in out.bus) == pytest.approx(sum(line.copy for line in out.lines))
+        assert all(end <= out.finished + 1e-12 for _, end in out.bus)
+
     def test_an_error_stands_under_its_line_and_none_is_cut(self):
         words = [e.text for e in ET.fromstring(Transfers(script="input_data to GPU", room=18).svg()).iter() if e.text]
         line = words.index('input_data_gpu = input_data.to("cuda")')

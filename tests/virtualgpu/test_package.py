@@ -131,6 +131,9 @@ def test_what_cannot_be_planned_is_said(file, capsys, target, options, says):
     assert says in capsys.readouterr().err
 
 
-def test_an_error_of_the_file_passes_through(file):
-    with pytest.raises(ValueError, match="a mistake of the file's own"):
-        main(["plan", f"{file}:broken", "--batch", "4", "--gpu", "T4"])
+def test_an_error_of_the_file_is_shown_as_python_shows_it(file, capsys):
+    assert main(["plan", f"{file}:broken", "--batch", "4", "--gpu", "T4"]) == 1
+    shown = capsys.readouterr()
+    assert "ValueError: a mistake of the file's own" in shown.err
+    assert "planned.py" not in shown.err
+    assert "ended by ValueError" in shown.out

@@ -35,6 +35,69 @@ def test_no_matrix_of_16_bits_is_factorised(gpu, kernel, dtype):
     LINALG[kernel](torch.eye(4, device="cuda"))
 
 
+OF_FLOATS = {  # of PyTorch's messages on a GPU, by what calls the kernel
+    "host_softmax": lambda t: torch.softmax(t, 1),
+    "GeluCUDAKernelImpl": nn.functional.gelu,
+    "silu_cuda": nn.functional.silu,
+    "elu_cuda": nn.functional.elu,
+    "leaky_relu_cuda": nn.functional.leaky_relu,
+    "softplus_cuda": nn.functional.softplus,
+    "glu_cuda": lambda t: nn.functional.glu(t, 1),
+    "mse_cuda": lambda t: nn.functional.mse_loss(t, t),
+    "smooth_l1_cuda": lambda t: nn.functional.smooth_l1_loss(t, t),
+    "lerp_cuda": lambda t: torch.lerp(t, t, 0.5),
+    "avg_pool2d_out_cuda_frame": lambda t: nn.functional.avg_pool2d(t, 2),
+    "max_pool2d_with_indices_out_cuda_frame": lambda t: nn.functional.max_pool2d(t, 2, return_indices=True),
+    "upsample_bilinear2d_out_frame": lambda t: nn.functional.interpolate(t, scale_factor=2, mode="bilinear"),
+    "upsample_nearest2d_out_frame": lambda t: nn.functional.interpolate(t, scale_factor=2),
+    "binary_cross_entropy_out_cuda": lambda t: nn.functional.binary_cross_entropy(t, t),
+}
+
+
+@pytest.mark.parametrize("kernel", OF_FLOATS)
+def test_a_kernel_of_floats_takes_no_whole_numbers(gpu, kernel):
+    numbers = torch.ones(1, 2, 4, 4, device="cuda")
+    OF_FLOATS[kernel](numbers)
+    with pytest.raises(
+        (NotImplementedError, ValueError), match=f"\"{kernel}\" not implemented for 'Long'|cannot be safely"
+    ):
+        OF_FLOATS[kernel](numbers.long())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda x: nn.functional.cross_entropy(x, torch.zeros(4, device="cuda", dtype=torch.int32)),
+            "Byte, but got Int",
+        ),
+        (lambda x: nn.functional.binary_cross_entropy(x, x.long()), "Found dtype Long but expected Float"),
+        (
+            lambda x: torch.multinomial(x.long(), 1),
+            "multinomial only supports floating-point dtypes for input, got: Long",
+        ),
+        (lambda x: x.long().var(), "std and var only support floating point"),
+        (lambda x: torch.bernoulli(x.long()), "\"bernoulli_tensor_cuda_p_\" not implemented for 'Long'"),
+        (lambda x: x.long().uniform_(), "\"check_uniform_bounds\" not implemented for 'Long'"),
+        (lambda x: x & x, "not implemented for 'Float'"),
+        (lambda x: x.to(torch.float8_e4m3fn) + 1, "not implemented for 'Float8_e4m3fn'"),
+        (lambda x: x.to(torch.float8_e4m3fn) * x.to(torch.float8_e4m3fn), "not implemented for 'Float8_e4m3fn'"),
+        (lambda x: x.to(torch.float8_e4m3fn) @ x.to(torch.float8_e4m3fn).t(), '"addmm_cuda" not implemented for'),
+    ],
+)
+def test_dtypes_that_do_not_go_together_are_refused(gpu, call, words):
+    with pytest.raises(RuntimeError, match=words):
+        call(torch.full((4, 4), 0.5, device="cuda"))
+
+
+def test_random_numbers_stay_those_of_cuda():
+    """The checks of dtypes stand before the draws, not in their place."""
+    with gpulab.VirtualGPU("T4"):
+        state = torch.cuda.get_rng_state()
+        torch.bernoulli(torch.full((1000,), 0.25, device="cuda"))
+        assert not torch.equal(torch.cuda.get_rng_state(), state)
+
+
 @pytest.mark.parametrize(("name", "runs"), [("T4", False), ("A100-80", False), ("L4", True), ("H100", True)])
 def test_products_of_8_bits_need_a_gpu_that_has_them(name, runs):
     with gpulab.VirtualGPU(name, compute=False):
@@ -171,3 +234,30 @@ def test_what_is_not_known_of_sparse_tensors_is_refused_by_its_name():
         embedding(torch.arange(5, device="cuda")).sum().backward()
         with pytest.raises(NotMirrored, match="of a sparse tensor is not mirrored in shapes-only mode"):
             embedding(torch.arange(5, device="cuda")).sum().backward()  # the sum of two sparse gradients
+
+
+def test_fake_tensors_are_refused_by_their_name_but_not_pytorchs_own(gpu):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with pytest.raises(NotMirrored, match=r"FakeTensorMode is not mirrored.*compute=False"), FakeTensorMode():
+        torch.ones(2, device="cuda")
+    with gpulab.without_gpu(), FakeTensorMode():
+        assert torch.ones(2).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.float32, r"torch\.cuda\.FloatTensor"), (torch.bfloat16, "CUDABFloat16Type")]
+)
+def test_a_saved_tensor_that_was_overwritten_has_cudas_type(gpu, dtype, name):
+    weight = torch.ones(4, device="cuda", dtype=dtype, requires_grad=True)
+    out = weight.exp()
+    out.add_(1)
+    with pytest.raises(RuntimeError, match=rf"inplace operation: \[{name} \[4\]\], which is output 0"):
+        out.sum().backward()
+
+
+def test_a_saved_tensor_of_the_hosts_keeps_its_type(gpu):
+    out = torch.ones(4, requires_grad=True).exp()
+    out.add_(1)
+    with pytest.raises(RuntimeError, match=r"inplace operation: \[torch\.FloatTensor \[4\]\]"):
+        out.sum().backward()

@@ -14,8 +14,9 @@ import torch
 
 from ..scope import in_force
 from ..scope.refusals import NotMirrored
-from . import autocast, device_checks
+from . import autocast, device_checks, kernel_dtypes
 from .device_checks import where
+from .kernel_dtypes import floating, name_of
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -36,10 +37,12 @@ def first(name: str, run: Run) -> Run:
     return checked
 
 
-def guard(handlers: dict[Any, Run], plain: Run) -> None:
-    """Put the checks of dtypes before the handlers of these operations; `plain` is the handler of those without one."""
+def guard(handlers: dict[Any, Run], plain: Run, drawn: Run) -> None:
+    """Put the checks of dtypes before the handlers of these operations; `plain` is the handler of those without one,
+    `drawn` where they draw random numbers."""
     for func, check in _DTYPES.items():
-        handlers[func] = _guarded(check, handlers.get(func, plain))
+        own = drawn if torch.Tag.nondeterministic_seeded in func.tags else plain
+        handlers[func] = _guarded(check, handlers.get(func, own))
     for func in _SCALED:
         handlers[func] = _new_enough(handlers.get(func, plain))
 
@@ -143,7 +146,7 @@ def _pack_padded_sequence(tensor: Tensor, lengths: Tensor, batch_first: bool) ->
     if where(lengths) != device_checks.HOST:
         raise RuntimeError(
             f"'lengths' argument should be a 1D CPU int64 tensor, but got {lengths.dim()}D {where(lengths)}"
-            f" {_name(lengths)} tensor"
+            f" {name_of(lengths)} tensor"
         )
 
 
@@ -200,23 +203,6 @@ INSTEAD: dict[str, Run] = {"ctc_loss.Tensor": _ctc_loss}
 
 # -- dtypes ----------------------------------------------------------------------------------------------------------
 
-NAMES = {
-    torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double",
-    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
-    torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
-}  # fmt: skip
-
-
-def _name(tensor: Tensor) -> str:
-    """The name of a tensor's dtype in PyTorch's messages."""
-    return NAMES.get(tensor.dtype, str(tensor.dtype))
-
-
-def _floating(kernel: str, tensor: Tensor) -> None:
-    """cuBLAS has no products of whole numbers."""
-    if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
-        raise NotImplementedError(f"\"{kernel}\" not implemented for '{_name(tensor)}'")
-
 
 def _mm(func: Any, args: Any) -> None:
     one, other = args[:2]
@@ -225,15 +211,17 @@ def _mm(func: Any, args: Any) -> None:
             "expected mat1 and mat2 to have the same dtype, but got:"
             f" {device_checks.scalar_type(one.dtype)} != {device_checks.scalar_type(other.dtype)}"
         )
-    _floating("addmm_cuda", one)
+    floating("addmm_cuda", one)
 
 
 def _addmm(func: Any, args: Any) -> None:
     added, one, other = args[:3]
     for name, tensor in (("mat1", one), ("self", added)):
         if tensor.dtype != other.dtype:
-            raise RuntimeError(f"{name} and mat2 must have the same dtype, but got {_name(tensor)} and {_name(other)}")
-    _floating("addmm_cuda", one)
+            raise RuntimeError(
+                f"{name} and mat2 must have the same dtype, but got {name_of(tensor)} and {name_of(other)}"
+            )
+    floating("addmm_cuda", one)
 
 
 def _batched(func: Any, args: Any) -> None:
@@ -242,22 +230,22 @@ def _batched(func: Any, args: Any) -> None:
         kinds = [device_checks.scalar_type(tensor.dtype) for tensor in (*added, one, other)]
         raise RuntimeError("Input dtypes must be the same, got: input {}, batch1: {}, batch2: {}".format(*kinds))
     if one.dtype != other.dtype:
-        raise RuntimeError(f"expected scalar type {_name(one)} but found {_name(other)}")
-    _floating("baddbmm_cuda", one)
+        raise RuntimeError(f"expected scalar type {name_of(one)} but found {name_of(other)}")
+    floating("baddbmm_cuda", one)
 
 
 def _mv(func: Any, args: Any) -> None:
     matrix, vector = args[:2]
     if matrix.dtype != vector.dtype:
         raise RuntimeError(
-            f"addmv input tensors must have the same dtype, but got {_name(vector)}, {_name(matrix)}, and"
-            f" {_name(vector)}"
+            f"addmv input tensors must have the same dtype, but got {name_of(vector)}, {name_of(matrix)}, and"
+            f" {name_of(vector)}"
         )
-    _floating("addmv_impl_cuda", matrix)
+    floating("addmv_impl_cuda", matrix)
 
 
 def _dot(func: Any, args: Any) -> None:
-    _floating("dot", args[0])
+    floating("dot", args[0])
 
 
 def _convolution(func: Any, args: Any) -> None:
@@ -270,7 +258,7 @@ def _convolution(func: Any, args: Any) -> None:
         types = device_checks.scalar_type(tensor.dtype), device_checks.scalar_type(bias.dtype)
         raise RuntimeError(f"Input type ({types[0]}) and bias type ({types[1]}) should be the same")
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
-        raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {_name(tensor)}")
+        raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {name_of(tensor)}")
 
 
 def _norm(place: int) -> Callable[[Any, Any], None]:
@@ -279,7 +267,7 @@ def _norm(place: int) -> Callable[[Any, Any], None]:
     def check(func: Any, args: Any) -> None:
         for weight in args[place : place + 2]:
             if weight is not None and weight.dtype != args[0].dtype:
-                raise RuntimeError(f"expected scalar type {_name(args[0])} but found {_name(weight)}")
+                raise RuntimeError(f"expected scalar type {name_of(args[0])} but found {name_of(weight)}")
 
     return check
 
@@ -289,7 +277,7 @@ def _no_halves(kernel: str) -> Callable[[Any, Any], None]:
 
     def check(func: Any, args: Any) -> None:
         if args[0].dtype in (torch.float16, torch.bfloat16):
-            raise NotImplementedError(f"\"{kernel}\" not implemented for '{_name(args[0])}'")
+            raise NotImplementedError(f"\"{kernel}\" not implemented for '{name_of(args[0])}'")
 
     return check
 
@@ -328,6 +316,7 @@ _DTYPES: dict[Any, Callable[[Any, Any], None]] = {
     aten.linalg_ldl_factor_ex.default: _no_halves("ldl_factor_cusolver"),
     aten.linalg_solve_triangular.default: _no_halves("triangular_solve_cuda"),
     aten.triangular_solve.default: _no_halves("triangular_solve_cuda"),
+    **kernel_dtypes.CHECKS,
 }
 _SCALED = (aten._scaled_mm.default,)
 

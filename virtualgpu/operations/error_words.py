@@ -22,6 +22,13 @@ def of_cpu(error: Exception) -> Exception:
     return error if changed == text else type(error)(changed)
 
 
+def of_saved(text: str) -> str:
+    """Return autograd's words about a tensor that it saved, with the name of CUDA's type."""
+    named = "Byte|Char|Double|Float|Int|Long|Short|Half"  # the others keep the name of PyTorch's C++
+    text = re.sub(rf"\[(?:torch\.|Meta)({named})(?:Tensor|Type) \[", r"[torch.cuda.\1Tensor [", text)
+    return re.sub(r"\[(?:CPU|Meta)(\w+)Type \[", r"[CUDA\1Type [", text)
+
+
 def of_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
     """Replace an error of PyTorch's meta functions by the CPU's for the same shapes, else return it unchanged.
 

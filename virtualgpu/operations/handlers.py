@@ -298,4 +298,4 @@ HANDLERS |= {
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten,
     **sync_batch_norm.HANDLERS,
 }
-cuda_refusals.guard(HANDLERS, plain)
+cuda_refusals.guard(HANDLERS, plain, random.drawn)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..scope.in_force import backing
-from .cuda_refusals import NAMES
+from .kernel_dtypes import NAMES
 from .sixteen_bit import HALVES
 
 if TYPE_CHECKING:

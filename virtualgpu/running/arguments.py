@@ -16,7 +16,7 @@ VIRTUAL = ("gpus", "shapes_only", "repeatable", "ranks", "nodes", "link", "adapt
 def again(options: argparse.Namespace, report: Path, **changed: Any) -> list[str]:
     """Return the command that runs the same script again, with other options and a report in JSON."""
     command = [sys.executable, "-m", "gpulab", "run", "--json", str(report)]
-    for name in (*VIRTUAL, "gpu", "trial"):
+    for name in (*VIRTUAL, "gpu", "trial", "batch"):
         value = {**vars(options), **changed}[name]
         if value is not None and value is not False:
             values = [] if value is True else value if isinstance(value, tuple) else [value]

@@ -34,6 +34,8 @@ _SHARE = 1000  # a block of less than one in so many of the bytes then allocated
 _LARGEST = 5
 _NEWER = 1.01  # a peak of at least so many times the last is broken down anew
 _OPERATIONS = os.path.join(os.path.dirname(operations.__file__), "")  # whose `out` or `shapes` is the result
+_COPIES = ("aten.clone", "aten.copy_", "aten._to_copy")  # of weights before training, for an average of them
+_GATHERED = ("init_all_gather_outputs", "alloc_storage")  # whole weights, in FSDP2
 _MODULE = torch.nn.Module._call_impl.__code__
 
 
@@ -61,7 +63,7 @@ class Breakdowns:
         self._ledger = Ledger(device, describe=self._describe)
         self._optimizer: weakref.ref[Any] | None = None
         self._step = 1
-        self._highest: Breakdown | None = None
+        self.highest: Breakdown | None = None  # of a step that has ended, or of an allocation that has failed
         self._computes = False  # True from the first operation of a model on
 
     def end(self) -> None:
@@ -79,13 +81,13 @@ class Breakdowns:
         if followed is None:
             self._optimizer, followed = weakref.ref(optimizer), optimizer
         if optimizer is followed:
-            self._highest = self.peak()
+            self.highest = self.peak()
             self._step += 1
             self._ledger.begin()
 
     def peak(self) -> Breakdown | None:
         """Return the breakdown of the highest peak until now."""
-        ledger, highest = self._ledger, self._highest
+        ledger, highest = self._ledger, self.highest
         if not ledger.peak or (highest is not None and ledger.peak < _NEWER * highest.allocated):
             return highest
         ledger.settle()
@@ -95,7 +97,7 @@ class Breakdowns:
         """Return the breakdown of this moment, in which an allocation has failed."""
         found = self._broken_down(now=True)
         if _NEWER * found.allocated > self._ledger.peak:
-            self._highest = found
+            self.highest = found
         return found
 
     def _broken_down(self, *, now: bool) -> Breakdown:
@@ -138,14 +140,17 @@ class Breakdowns:
                 if shape is None and isinstance(out, torch.Tensor) and _is_new(out):
                     shape, dtype = tuple(map(int, out.shape)), str(out.dtype).removeprefix("torch.")
                 operation = operation_of(frame) or ""
+            elif code.co_name in _GATHERED and code.co_filename.endswith("_fsdp_param.py"):
+                entry.role = "weights"
             frame = frame.f_back
-        phase = self._phase(entry, computes=bool(modules))
+        phase = self._phase(entry, computes=bool(modules) or (entry.phase == "forward" and operation not in _COPIES))
+        entry.from_nothing |= phase == "load"
         place = None if block is None else self._place_of(block)
         return _What(phase, place, shape, dtype, operation.removeprefix("aten."), _path(modules))
 
     def _phase(self, entry: Entry, *, computes: bool) -> str:
         within_backward = torch._C._current_graph_task_id() != -1
-        self._computes |= computes or within_backward or (entry.phase == "forward" and not entry.from_nothing)
+        self._computes |= within_backward or (computes and not entry.from_nothing)
         if within_backward:
             return "backward"  # what a checkpoint computes again, too
         if entry.phase in ("forward", "no_grad") and not self._computes:

@@ -91,6 +91,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--price", metavar="GPU=HOUR", action="append", default=[], help="of --what-if: money, as in T4=1,L4=2"
     )
+    parser.add_argument(
+        "--batch", type=int, metavar="N", help="the script is FILE.py:FUNCTION: take the steps that FUNCTION(N) returns"
+    )
     parser.add_argument("--trial", nargs=2, help=argparse.SUPPRESS)  # what --what-if runs: a patch, a file for Seen
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py args", help="all of it the script's")
@@ -117,7 +120,12 @@ def main(options: argparse.Namespace) -> int:
     if not faulthandler.is_enabled():
         faulthandler.enable()  # if C code dereferences a virtual GPU's address, show at least the script's line
     atexit.register(session.finish)  # before the script registers anything, so after all of that
-    return session.execute()
+    try:
+        return session.execute()
+    except target.CannotRun as error:
+        session.dismiss()
+        print(f"gpulab run: {error}", file=sys.stderr)
+        return 2
 
 
 def prepare(options: argparse.Namespace) -> Session:
@@ -127,9 +135,9 @@ def prepare(options: argparse.Namespace) -> Session:
             raise target.CannotRun("-m needs the name of a module.")
         what = target.module_target(options.module[0], options.module[1:])
     else:
-        what = _script(options.script[1:] if options.script[:1] == ["--"] else options.script)
+        what = _script(options.script[1:] if options.script[:1] == ["--"] else options.script, options.batch)
     mode, name = choose(options.gpu)
-    count = _count(options.gpus)
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if options.gpus is None else options.gpus
     check_json(options.json)
 
     import torch
@@ -157,15 +165,9 @@ def prepare(options: argparse.Namespace) -> Session:
         raise target.CannotRun("--ranks imagines ranks, and torchrun has started real ones: leave one of them out.")
     adapters = int(options.adapters) if (options.adapters or "").isdigit() else options.adapters
     gpu = VirtualGPU(
-        name,
-        count=count,
-        compute=not options.shapes_only,
-        counts_host=not options.repeatable,
-        ranks=options.ranks,
-        nodes=options.nodes,
-        link=options.link,
-        adapters=adapters,
-    )
+        name, count=count, compute=not options.shapes_only, counts_host=not options.repeatable, ranks=options.ranks,
+        nodes=options.nodes, link=options.link, adapters=adapters,
+    )  # fmt: skip
     gpu.skips_ddp = options.skip_ddp
     return Session(what, gpu, keep=options.gpu is not None, json_to=options.json)
 
@@ -189,12 +191,9 @@ def run_on_one_gpu(options: argparse.Namespace) -> Alone:
     return Alone(median, why, found["skipped_ddp"])
 
 
-def _script(command: list[str]) -> target.Target:
+def _script(command: list[str], batch: int | None) -> target.Target:
     if not command:
         raise target.CannotRun(f"no script is given.\nusage: {USAGE}")
+    if batch is not None:
+        return target.step_target(command[0], batch)
     return target.script_target(command[0], command[1:])
-
-
-def _count(given: int | None) -> int:
-    """Return the number of GPUs; VirtualGPU checks the range."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if given is None else given

@@ -56,15 +56,12 @@ class EarlyHostAccess:
 
     def _sentence(self, used: Place | None, begun: Place | None, way: str, early: float) -> str:
         line, begin = (_short(None if place is None else self._places.line(place)) for place in (used, begun))
-        copy = f"begun at {begin} with non_blocking=True, ends only {duration(early)} later (virtual)"
+        what, risk = "writes to a pinned tensor whose copy to", "the new values may be what arrives"
         if way == "to host":
-            return (
-                f"{line} uses a host tensor whose copy from the GPU, {copy}: on a GPU it may find old values. "
-                "Synchronize first."
-            )
+            what, risk = "uses a host tensor whose copy from", "it may find old values"
         return (
-            f"{line} writes to a pinned tensor whose copy to the GPU, {copy}: on a GPU the new values may be "
-            "what arrives. Synchronize first, or take another tensor."
+            f"{line} {what} the GPU, begun at {begin} with non_blocking=True, ends only {duration(early)} later "
+            f"(virtual): on a GPU {risk}. Synchronize first{'' if way == 'to host' else ', or take another tensor'}."
         )
 
 

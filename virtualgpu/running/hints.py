@@ -5,15 +5,17 @@ After an error, hints concern only the error; before the first optimizer step, n
 
 from __future__ import annotations
 
+import math
+
 from ..gpus.specs import SPECS
 from ..units import duration, mib
 from . import known_errors
-from .report import Gpu, Report, Tried, ran_out
-from .verdict import REACH
+from .report import Gpu, Report, Steps, Tried, ran_out
+from .verdict import REACH, left
 
 _GAP = 0.25  # of what is reserved
 _GAP_BYTES = 256 << 20
-_IDLE = 0.5  # of the time between steps
+_IDLE = 0.75  # of the time between steps
 _RECOMPUTED = 0.5  # of the peak
 _WAITS = 0.1  # of the time between steps
 _STEPS = 3  # fewer say little
@@ -74,9 +76,9 @@ def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
             f"Memory is fragmented: {mib(short.allocated)} are allocated, {mib(short.requested)} were asked for, and "
             f"the allocator may have {mib(short.room)} (virtual); but what it has free is in pieces that are too small."
         )
-    needed = _needed(report, gpu.memory.total - short.free + short.requested, tried)
+    needed = [*filter(None, [_needed(report, gpu.memory.total - short.free + short.requested, tried)])]
     if tried is None:
-        return [*found, needed]
+        return [*found, *needed]
     if tried.expandable is not None:
         found.append(
             f"With PYTORCH_ALLOC_CONF=expandable_segments:True it fits on the {report.gpu}, with a peak of "
@@ -87,22 +89,21 @@ def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
             f"PYTORCH_ALLOC_CONF=expandable_segments:True does not help: tried with the same allocations"
             f"{REACH[tried.until]}, it runs out of memory, too."
         )
-    return [*found, needed]
+    return [*found, *needed]
 
 
 def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
     """State the memory that the run needs (up to that line: `nbytes`), and the smallest GPU that has it."""
     early = "" if report.trained else ", before the first optimizer step,"
-    what = f"Up to that line{early} the run needs {mib(nbytes)} (virtual)"
-    if tried is not None and tried.until:
-        what = f"Let go on over the limit{REACH[tried.until]}, the run takes {mib(tried.used)} at its peak (virtual)"
+    verdict_says = tried is not None and tried.until
+    what = "" if verdict_says else f"Up to that line{early} the run needs {mib(nbytes)} (virtual). "
     name = _smallest(nbytes) if tried is None else tried.gpu
     if name is None:
-        return f"{what}; no GPU of the table has so much."
+        return f"{what}No GPU of the table has so much."
+    if report.plan is not None:  # which says where it fits
+        return what.strip()
     has = f"{name} ({mib(SPECS[name].memory_bytes)})"
-    return (
-        f"{what}; the smallest GPU of the table with so much is {has}: --gpu {name} --shapes-only shows the whole run."
-    )
+    return f"{what}The smallest GPU of the table with so much is {has}: --gpu {name} --shapes-only shows the whole run."
 
 
 def _smallest(nbytes: int) -> str | None:
@@ -114,7 +115,7 @@ def _smallest(nbytes: int) -> str | None:
 def _reserve(report: Report, gpu: Gpu) -> list[str]:
     memory, found = gpu.memory, []
     gap = memory.peak_reserved - memory.peak_allocated
-    if gap >= max(_GAP_BYTES, _GAP * memory.peak_reserved):
+    if gap >= max(_GAP_BYTES, _GAP * memory.peak_reserved, left(gpu)):  # where more is left, nothing is lacking
         found.append(
             f"{mib(gap)} more were reserved than ever allocated: pieces of the allocator's cache that did not fit what "
             "was asked for."
@@ -156,36 +157,39 @@ def _growth(report: Report) -> list[str]:
 
 
 def _starved(report: Report) -> list[str]:
-    found = []
-    for steps in report.steps:
-        share = steps.waited_share
-        if share is None or share < _WAITS or steps.count < _STEPS:
-            continue
-        idle = "" if steps.busy_share is None else f", and the GPU is idle {1 - steps.busy_share:.0%} of it (virtual)"
-        found.append(
-            f"Of the time between steps of {steps.optimizer} the loop waits {share:.0%} for data{idle}. The same loop "
-            "with one batch again and again shows what that costs."
-        )
-    return found
+    steps = max(filter(_waits, report.steps), key=lambda steps: steps.waited_share or 0.0, default=None)
+    if steps is None:
+        return []
+    waited, share = steps.waited or 0.0, steps.waited_share or 1.0
+    data = dict(steps.parts).get("data", 0.0)
+    if steps.median and data / steps.median > share:  # on average it is less: workers load the first batches ahead
+        waited, share = data, data / steps.median
+    step = waited / share
+    text = f"The loop waits for data {share:.0%} of the time, {duration(waited)} a step, as this machine loads it; the "
+    text += f"rest of a step takes {duration(step - waited)}."
+    if step > waited:  # workers that are waited for are always at work; without any, the loop is
+        needed = math.ceil((steps.workers * step or waited) / (step - waited))
+        text += f" From num_workers={needed} on, with a core for each, loading keeps up."
+    return [text]
+
+
+def _waits(steps: Steps) -> bool:
+    return (steps.waited_share or 0.0) >= _WAITS and steps.count >= _STEPS
 
 
 def _idle(report: Report) -> list[str]:
     """Explain why the GPU waits, if not for data."""
     known = [steps for steps in report.steps if steps.busy_share is not None and steps.count >= _STEPS]
-    if not known:
+    steps = min(known, key=lambda steps: steps.busy_share or 0.0, default=None)
+    if steps is None or (steps.busy_share or 0.0) >= _IDLE or _waits(steps):
         return []
-    steps = min(known, key=lambda steps: steps.busy_share or 0.0)
-    share = steps.busy_share
-    if share is None or share >= _IDLE or (steps.waited_share or 0.0) >= _WAITS:
-        return []
-    text = f"From step to step the GPU is busy {share:.0%} of the virtual time and waits {1 - share:.0%} of it"
     times = [gpu.time for gpu in report.used if gpu.time is not None and gpu.time.kernels]
     launches = sum(t.launch * t.kernels for t in times) / steps.count
+    waits = "From step to step the GPU waits for"
     if steps.python and steps.python > launches:
-        text += f": Python between the operations takes {duration(steps.python)} a step on the host (measured here)"
-    elif times and (mean := sum(t.busy for t in times) / sum(t.kernels for t in times)) < times[0].launch:
-        text += (
-            f": a kernel takes {mean * 1e6:.1f} µs on average, its launch {times[0].launch * 1e6:.1f} µs. Larger "
-            "batches or fewer operations fill it"
-        )
-    return [text + "."]
+        takes = f"{duration(steps.python)} a step on the host (measured here)"
+        return [f"{waits} Python between the operations, which takes {takes}."]
+    if times and (mean := sum(t.busy for t in times) / sum(t.kernels for t in times)) < times[0].launch:
+        kernel = f"a kernel takes {mean * 1e6:.1f} µs on average, its launch {times[0].launch * 1e6:.1f} µs"
+        return [f"{waits} launches: {kernel}. Larger batches or fewer operations fill it."]
+    return []

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class LoaderWaits:
     def __init__(self, clock: Callable[[], Clock | None] = lambda: None) -> None:
         self.seconds, self.batches = 0.0, 0
         self.samples = self.tokens = 0  # in the batches whose form tells
+        self.workers = 0  # of the loader that gave the last batch
         self.passing: Callable[[bool], None] = lambda begins: None
         self._clock = clock
         self._inside = False
@@ -83,9 +84,9 @@ class LoaderWaits:
                     wait = workers.wait(began)
                 clock.spend(wait)
             self.batches += 1
-            samples, tokens = _amounts(batch)
-            self.samples += samples
-            self.tokens += tokens
+            self.workers = iterator._num_workers
+            self.samples += samples_of(batch)
+            self.tokens += _tokens(batch)
             return batch
         finally:
             ended = now()
@@ -96,14 +97,24 @@ class LoaderWaits:
             self.passing(False)
 
 
-def _amounts(batch: Any) -> tuple[int, int]:
-    """Return the samples and tokens of a batch, by its first tensor: whole numbers in two dimensions are tokens."""
-    while isinstance(batch, (dict, list, tuple)) and batch:
-        first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-        batch = batch.get("input_ids", first) if isinstance(batch, dict) else first
-    if not isinstance(batch, torch.Tensor) or not batch.dim():
-        return 0, 0
-    return len(batch), batch.numel() if batch.dim() == 2 and not batch.is_floating_point() else 0
+def samples_of(batch: Any) -> int:
+    """Return the number of samples in a batch, the first tensor's first dimension; 0 where there is none."""
+    return next((len(tensor) for tensor in _tensors(batch)), 0)
+
+
+def _tokens(batch: Any) -> int:
+    """Return the tokens in a batch: whole numbers in two dimensions, called input_ids or first."""
+    named = batch.get("input_ids", batch) if isinstance(batch, Mapping) else batch
+    first = next(_tensors(named), None)
+    return 0 if first is None or first.dim() != 2 or first.is_floating_point() else first.numel()
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor) and batch.dim():
+        yield batch
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    for part in parts:
+        yield from _tensors(part)
 
 
 class _Workers:

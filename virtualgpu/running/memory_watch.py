@@ -13,7 +13,7 @@ import torch
 from ..memory.out_of_memory import OutOfMemory
 from .breakdown import Breakdowns
 from .replay import Record
-from .report import Memory, Share, Shortage
+from .report import Breakdown, Memory, Share, Shortage
 from .source_lines import Line, Place, SourceLines
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class MemoryWatch:
         self.began = 0.0  # the host's time at the first allocation
         self._peak_place: Place | None = None
         self._at_peak: dict[Place, int] | None = {}  # None while memory is at its peak: `_held` is its breakdown
+        self._noted: tuple[Breakdown | None, Place | None, dict[Place, int]] = None, None, {}
         self.shortage: Shortage | None = None  # the last of `shortages`
         self.shortages = 0
         self.record = Record()
@@ -75,6 +76,7 @@ class MemoryWatch:
         """Note that an optimizer has taken a step on this GPU."""
         if self._breakdowns is not None:
             self._breakdowns.stepped(optimizer)
+            self._note(self._breakdowns.highest)
         if self.overrun is not None:
             self.overrun.stepped(optimizer)
 
@@ -175,6 +177,12 @@ class MemoryWatch:
             breakdown=None if self._breakdowns is None else self._breakdowns.ran_out(),
         )
 
+    def _note(self, breakdown: Breakdown | None) -> tuple[Place | None, dict[Place, int]]:
+        """Return the line and the holders of this breakdown's peak; a new one is of the latest peak."""
+        if breakdown is None or breakdown is not self._noted[0]:
+            self._noted = breakdown, self._peak_place, dict(self._held if self._at_peak is None else self._at_peak)
+        return self._noted[1:]
+
     # -- results -----------------------------------------------------------------------------------------------------
 
     def begin_peak(self) -> Peak:
@@ -201,6 +209,8 @@ class MemoryWatch:
             self.device.drain()
             free, _ = self._allocator.memory_info()
             events = self._allocator.statistics.events
+            breakdown = None if self._breakdowns is None else self._breakdowns.peak()
+            place, holders = self._note(breakdown)
             return Memory(
                 total=self.total,
                 peak_allocated=self.peak,
@@ -210,10 +220,10 @@ class MemoryWatch:
                 end_reserved=self._at_start - free,
                 retries=events["num_alloc_retries"],
                 failures=events["num_ooms"],
-                peak_line=self._line(self._peak_place),
-                peak_shares=self._shares(self._held if self._at_peak is None else self._at_peak),
+                peak_line=self._line(place),
+                peak_shares=self._shares(holders),
                 recomputed=self._recomputed_at_peak,
-                breakdown=None if self._breakdowns is None else self._breakdowns.peak(),
+                breakdown=breakdown,
             )
 
     def _shares(self, held: dict[Place, int]) -> tuple[Share, ...]:

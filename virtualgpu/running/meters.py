@@ -19,8 +19,7 @@ class Meter(Protocol):
     `counts_host`: True if the host's own work, such as loading data, is in these times.
     """
 
-    @property
-    def counts_host(self) -> bool: ...
+    counts_host: bool
 
     def reading(self, device: Any) -> tuple[Any, int]:
         """Return the time on the GPU's clock and the allocated bytes."""
@@ -33,18 +32,22 @@ class Meter(Protocol):
 
     def between(self, device: Any, marks: list[Any]) -> Between | None:
         """Return the communication of a step, None where there is none or it is not known."""
+        return None
 
     def busy(self, marks: list[Any]) -> float | None:
         """Return the share of time from first to last mark in which kernels ran, None where it is not known."""
+        return None
 
     def python(self, marks: list[Any]) -> float | None:
         """Return the seconds of the host's own work beside PyTorch's calls, None where it is not known."""
+        return None
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """Return a block that takes none of the time that is read, for the watcher's own work."""
+        return contextlib.nullcontext()
 
 
-class VirtualMeter:
+class VirtualMeter(Meter):
     """Reads a scope's clock, and its watches.
 
     A mark is (time at which all work is done, seconds with a kernel running, seconds of the host's own work).
@@ -112,8 +115,9 @@ class VirtualMeter:
         return self.clock.stopped()
 
 
-class RealMeter:
-    """Reads torch.cuda; a mark is an event on the current stream."""
+class RealMeter(Meter):
+    """Reads torch.cuda; a mark is an event on the current stream. The rest only a profiler could tell, and the clock
+    cannot be stopped."""
 
     counts_host = True
 
@@ -139,19 +143,3 @@ class RealMeter:
             return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
         except RuntimeError:  # a kernel's error, which the script has seen already
             return None
-
-    def between(self, device: Any, marks: list[Any]) -> Between | None:
-        """Only a profiler could tell."""
-        return None
-
-    def busy(self, marks: list[Any]) -> float | None:
-        """Only a profiler could tell."""
-        return None
-
-    def python(self, marks: list[Any]) -> float | None:
-        """Only a profiler could tell."""
-        return None
-
-    def aside(self) -> contextlib.AbstractContextManager[None]:
-        """Do nothing: a real clock cannot be stopped, and watching takes microseconds a step."""
-        return contextlib.nullcontext()

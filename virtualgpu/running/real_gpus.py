@@ -19,12 +19,12 @@ class RealGpus:
         self._peaks: dict[int, tuple[int, int]] = {}
         self._own: Any = getattr(torch._C, "_cuda_resetPeakMemoryStats", None)
         if self._own is not None:
-            self._put(self._reset)
+            torch._C._cuda_resetPeakMemoryStats = self._reset
 
     def end(self) -> None:
         """Stop watching."""
         if self._own is not None:
-            self._put(self._own)
+            torch._C._cuda_resetPeakMemoryStats = self._own
 
     def used(self) -> bool:
         """Return True if memory was allocated on one of them."""
@@ -41,12 +41,9 @@ class RealGpus:
             return ()
         return tuple(Gpu(index, self._memory(index)) for index in range(torch.cuda.device_count()))
 
-    def _put(self, function: Any) -> None:
-        torch._C._cuda_resetPeakMemoryStats = function
-
-    def _reset(self, index: int) -> None:
-        self._see(index)
-        self._own(index)
+    def _reset(self, device: int) -> None:
+        self._see(device)
+        self._own(device)
 
     def _see(self, index: int) -> tuple[int, int]:
         """Return the peaks of allocated and reserved bytes since the start."""

@@ -142,7 +142,7 @@ def _gpus(spec: Spec, enough: str | None) -> list[Remedy]:
     if enough is not None:
         larger = SPECS[enough]
     return [
-        Remedy("gpu", f"on {_article(each.name)}", options={"gpu": each.name})
+        Remedy("gpu", f"on {with_article(each.name)}", options={"gpu": each.name})
         if each is not None
         else Remedy("gpu", f"a {which} GPU", f"the table has none of the {spec.name}'s kind")
         for which, each in (("smaller", smaller), ("larger", larger))
@@ -153,7 +153,7 @@ def _size(spec: Spec) -> int:
     return spec.memory_gb
 
 
-def _article(name: str) -> str:
+def with_article(name: str) -> str:
     return f"{'an' if name[0] in 'AHLR' else 'a'} {name}"
 
 

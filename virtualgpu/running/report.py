@@ -164,16 +164,17 @@ class GpuTime:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one optimizer: their number, and the median seconds from one to the next on its GPU's clock.
+    """The steps of one `optimizer` ("" for those of a plan without one): their number, and the median seconds from one
+    to the next on its GPU's clock.
 
     `parameters` counts the numbers it optimizes. `busy_share` is the part of the time between the first and
     the last step in which kernels ran, those of collectives too; `growth` the bytes by which allocated memory grew a
     step on average from the third on, 0 where there is no trend, `state_growth` those of the optimizer's own state.
 
     `waited` are the seconds of each step in `DataLoader.__next__`, `waited_share` their part of the time from the first
-    step to the last; loading is timed on this machine, whatever the GPU; None without a DataLoader. `python` are the
-    seconds of a step outside PyTorch's calls, including loading without workers (on this machine; None where the clock
-    leaves them out).
+    step to the last; loading is timed on this machine, whatever the GPU; None without a DataLoader. `workers` are the
+    loader's. `python` are the seconds of a step outside PyTorch's calls, including loading without workers (on this
+    machine; None where the clock leaves them out).
 
     `parts` are the median seconds of a step on the GPU's clock in "data" (it waits for a loader), "forward" (with all
     that has no name), "backward" and "optimizer"; `samples` and `tokens` those of the loader's batches per second,
@@ -185,13 +186,13 @@ class Steps:
     device: str
     count: int
     median: float | None = None
-    host_median: float | None = None
     busy_share: float | None = None
     growth: int = 0
     state_growth: int = 0
     python: float | None = None
     waited: float | None = None
     waited_share: float | None = None
+    workers: int = 0
     between: Between | None = None
     parts: tuple[tuple[str, float], ...] = ()
     samples: float | None = None
@@ -233,6 +234,22 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """What a plan adds to a report: `fits_on` has for each known GPU True if the steps, with the memory that they take
+    here, would fit there, False if not, None where only a plan for that GPU can tell.
+
+    `where` is the line at which memory peaks, with that of its forward pass; `largest` the largest batch that fits,
+    None where it is not known, after `tried` trials. Both are found on request.
+    """
+
+    batch: int
+    fits_on: tuple[tuple[str, bool | None], ...]
+    where: str = ""
+    largest: int | None = None
+    tried: int = 0
+
+
+@dataclass(frozen=True)
 class Report:
     """A run: target, ending, GPUs, memory and time. `numbers` applies to all but `host_seconds` and the fields of
     `steps` that are this machine's.
@@ -242,7 +259,7 @@ class Report:
     In shapes-only mode, `operations` counts shape computations, `remembered` those answered from the cache.
     `steps` are those of optimizers on the GPU, `host_steps` counts those of the others. `ended_at` is the script's line
     at SIGTERM; `waits_in` names the operation in which this rank waited at its end, and for which ranks.
-    `skipped_ddp` counts DistributedDataParallel modules that did nothing.
+    `skipped_ddp` counts DistributedDataParallel modules that did nothing. `plan` is None for a run.
     """
 
     name: str
@@ -269,6 +286,7 @@ class Report:
     ended_at: Line | None = None
     waits_in: str = ""
     skipped_ddp: int = 0
+    plan: Planned | None = None
 
     @property
     def scaling(self) -> float | None:

@@ -20,6 +20,7 @@ from torch.utils import checkpoint
 from torch.utils.data import dataloader
 
 from . import remedy_patches
+from .loader_waits import samples_of
 from .remedy_patches import Undo, around_outermost, at_construction, batch_sampler_of, equal_blocks, find_switch, put
 
 
@@ -68,16 +69,8 @@ class Seen:
         """Return what was seen, for JSON."""
         steps = [b - a for a, b in zip([0, *self._marks], self._marks, strict=False)]
         samples = statistics.median(steps[1:] or steps) if steps else 0
-        return {
-            "optimizers": self.optimizers,
-            "autocast": self.autocast,
-            "checkpoints": self.checkpoints,
-            "gradients": self.gradients,
-            "blocks": list(self.blocks),
-            "batch": self.batch,
-            "sampler": self.sampler,
-            "samples": samples,
-        }
+        names = "optimizers", "autocast", "checkpoints", "gradients", "batch", "sampler"
+        return {**{name: getattr(self, name) for name in names}, "blocks": list(self.blocks), "samples": samples}
 
     def _made(self, optimizer: Any, defaults: dict[str, Any]) -> None:
         self.optimizers.append(
@@ -119,7 +112,7 @@ class Seen:
                 batch = own(iterator)
             finally:
                 self.inside = False
-            number = _samples(batch)
+            number = samples_of(batch)
             self.samples += number
             if torch.is_grad_enabled() and number > self.batch:
                 self.batch = number
@@ -128,12 +121,3 @@ class Seen:
             return batch
 
         return __next__
-
-
-def _samples(batch: Any) -> int:
-    """Return the number of samples in a batch, the first tensor's first dimension; 0 where there is none."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 0
-    values = getattr(batch, "values", None)
-    parts = values() if callable(values) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((number for part in parts if (number := _samples(part))), 0)

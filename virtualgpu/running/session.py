@@ -102,8 +102,8 @@ class Session:
         self._began = time.monotonic()
 
     def execute(self) -> int:
-        """Run the target; return its exit code."""
-        self._ending = execute(self.target)
+        """Run the target; return its exit code. Raises CannotRun where a file has no such function."""
+        self._ending = execute(self.target, self._steps.took)
         for overrun in self._overruns:
             overrun.ended(self._ending)
         return self._ending.code
@@ -112,14 +112,21 @@ class Session:
         """Write the report, if this is the process that started the run and it has not been written."""
         if self._done or os.getpid() != self._process:
             return
-        self._done = True
-        report = self.report()
+        self.write(self.report(), sys.stderr)
+
+    def write(self, report: Report, stream: TextIO | None) -> None:
+        """Write this report, and none at the interpreter's exit."""
+        self.dismiss()
         found = hints.hints(report)
         written = json.dumps(as_json(report, verdict(report), found), indent=2) + "\n"
         if isinstance(self._json_to, Path):
             self._json_to.write_text(written, encoding="utf-8")
         _write(sys.stdout, written if self._json_to == "-" else "")
-        _write(sys.stderr, "\n" + report_text.as_text(report, found))
+        _write(stream, "\n" + report_text.as_text(report, found))
+
+    def dismiss(self) -> None:
+        """Write no report."""
+        self._done = True
 
     def close(self) -> None:
         """Undo all changes; for a process that goes on."""
@@ -275,7 +282,7 @@ class Session:
 
     def _forget(self) -> None:
         """Write no report in a forked child, and restore its default SIGTERM."""
-        self._done = True
+        self.dismiss()
         with contextlib.suppress(ValueError):  # forked by another thread than the main one
             self._give_sigterm()
 

@@ -1,7 +1,8 @@
 """Detect the steps of a training loop: every `optimizer.step()` is a mark.
 
 A skipped step (`GradScaler` skips one after an overflow) leaves none; a script with two optimizers has two series of
-marks. Intervals run from a step to the next of the same optimizer, and include everything in between.
+marks. Where a function builds the steps, and they have no optimizer, the end of each is a mark. Intervals run from a
+step to the next of the same optimizer, and include everything in between.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import statistics
-import time
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from ..planning import tensor_roles
 from .loader_waits import LoaderWaits
@@ -25,18 +27,26 @@ _SPLIT = 1000  # steps that are split into phases
 _SETTLED = 3  # steps after which a loop has allocated what it keeps
 
 
+class _NoOptimizer:
+    """What marks steps without one."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = []
+        self.state: dict[Any, Any] = {}
+
+
 class _Series:
     def __init__(self, optimizer: Any, device: Any, meter: Meter, waits: LoaderWaits | None) -> None:
-        self.name = type(optimizer).__name__
+        self.name = "" if isinstance(optimizer, _NoOptimizer) else type(optimizer).__name__
         self.parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
         self.device = device
         self.meter = meter
         self.waits = waits
         self.count = 0
         self.marks: list[Any] = []
-        self.host = array("d")
         self.waited, self.batches = array("d"), array("q")  # seconds in loaders until each mark, and batches
         self.samples, self.tokens = array("q"), array("q")
+        self.workers = 0
         self.held, self.state = array("q"), array("q")
         self.cuts: list[tuple[str, Any]] = []  # the phase that ends at each mark; "" where a step does
 
@@ -47,7 +57,6 @@ class _Series:
             self.marks.append(mark)
             if len(self.marks) <= _SPLIT:
                 self.cuts.append(("", mark))
-            self.host.append(time.monotonic())  # scopes do not replace it
             more = bool(self.held) and allocated > self.held[-1]
             self.state.append(sum(t.nbytes for t in tensor_roles.tensors_in(optimizer.state)) if more else -1)
             self.held.append(allocated)
@@ -56,6 +65,7 @@ class _Series:
                 self.batches.append(self.waits.batches)
                 self.samples.append(self.waits.samples)
                 self.tokens.append(self.waits.tokens)
+                self.workers = self.waits.workers
 
     def cut(self, phase: str) -> None:
         """Note that a phase ends now, and another begins."""
@@ -98,11 +108,11 @@ class _Series:
             samples=rates[0] or None,
             tokens=rates[1] or None,
             parts=self.parts(),
-            host_median=_median(self.host),
             busy_share=self.meter.busy(self.marks),
             between=self.meter.between(self.device, self.marks),
             waited=waited,
             waited_share=waited_share,
+            workers=self.workers,
             python=None if python is None else python / (len(self.marks) - 1),
             growth=growth_per_step(held),
             state_growth=(state[-1][1] - state[0][1]) // (state[-1][0] - state[0][0]) if len(state) > 1 else 0,
@@ -150,6 +160,7 @@ class StepMarks:
         self._series: weakref.WeakKeyDictionary[Any, _Series] = weakref.WeakKeyDictionary()
         self._all: list[_Series] = []
         self._phases = ["forward"]
+        self._without = _NoOptimizer()
         self.elsewhere = 0  # the steps of optimizers that are not on a GPU
         self._hooks = register_optimizer_step_pre_hook(self._begins), register_optimizer_step_post_hook(self._step)
 
@@ -172,17 +183,42 @@ class StepMarks:
         elif phase in self._phases:  # an optimizer's step that failed has left its own
             del self._phases[self._phases.index(phase) if phase == "optimizer" else -1 :]
 
-    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self.passes("optimizer", True)
         meter, device = self._meter(), _device(optimizer)
         if device is not None:
             with contextlib.nullcontext() if meter is None else meter.aside():
                 self._also(optimizer, device, False)
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._as_forward(kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._as_forward(args[1])), kwargs
+        return None
+
+    def _as_forward(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the closure of an optimizer's step, whose time is not the optimizer's."""
+
+        def within() -> Any:
+            self.passes("forward", True)
+            try:
+                return closure()
+            finally:
+                self.passes("forward", False)
+
+        return within
+
+    def took(self) -> None:
+        """Note that a step has ended which a function has built."""
+        meter = self._meter()
+        if meter is not None and not self.elsewhere and set(self._series) <= {self._without}:
+            self._mark(self._without, meter, torch.device("cuda", torch.cuda.current_device()))
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.passes("optimizer", False)
+        self._mark(optimizer, self._meter(), _device(optimizer))
+
+    def _mark(self, optimizer: Any, meter: Meter | None, device: Any) -> None:
         series = self._series.get(optimizer)
-        meter, device = self._meter(), _device(optimizer)
         if series is not None:
             meter = series.meter
         elif meter is None or device is None:

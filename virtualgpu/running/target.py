@@ -1,4 +1,4 @@
-"""Locate a script or module, check it, and execute it as `python` would.
+"""Locate a script, a module or a function that builds a step, check it, and execute it as `python` would.
 
 `__main__`, `sys.argv` and `sys.path` are the script's, and tracebacks show only its frames.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import dataclasses
 import importlib.machinery
 import importlib.util
 import io
@@ -14,7 +15,7 @@ import os
 import runpy
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ _NOT_PYTHON = {
     ".json": "JSON", ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML",
 }  # fmt: skip
 OUT_OF_MEMORY = 12  # the exit code of a script that does not catch it; the number of ENOMEM
+_STEPS, _MOST_STEPS = 4, 8  # of a function that builds them: at the fourth, three times from step to step are known
 INTERRUPTED = 130  # a shell's exit code for a process that Ctrl-C has ended
 _OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, runpy.__file__)
 _VIRTUAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -38,7 +40,8 @@ class CannotRun(Exception):
 class Target:
     """Code to run as `__main__`; `name` is shown to the user, `argv` becomes `sys.argv`.
 
-    A script has a `path`, as Python writes it in tracebacks; a module has none before it is found.
+    A script has a `path`, as Python writes it in tracebacks; a module has none before it is found. With a `function` of
+    the script, it is the steps that `function(batch)` returns.
     """
 
     name: str
@@ -46,6 +49,8 @@ class Target:
     first_on_path: str
     path: str = ""
     module: str = ""
+    function: str = ""
+    batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,18 @@ def script_target(path: str, arguments: Sequence[str] = ()) -> Target:
     return Target(found.name, (path, *arguments), os.path.dirname(os.path.realpath(full)), path=full)
 
 
+def step_target(path_and_function: str, batch: int) -> Target:
+    """Return the steps of FILE.py:FUNCTION, whose FUNCTION(batch) builds all and returns one step."""
+    path, _, function = path_and_function.rpartition(":")
+    if not function.isidentifier() or not os.path.isfile(path):
+        raise CannotRun(f"target is {path_and_function!r}; it must be FILE.py:FUNCTION, of an existing file")
+    if batch < 1:
+        raise CannotRun(f"batch must be 1 or more, not {batch}")
+    script = script_target(path)
+    name = f"{script.name}:{function}, batch {batch:,}"
+    return dataclasses.replace(script, name=name, function=function, batch=batch)
+
+
 def module_target(name: str, arguments: Sequence[str] = ()) -> Target:
     """Return the module `name`, as `python -m` finds it from here; raises CannotRun if its package is missing."""
     found = Target(f"-m {name}", ("-m", *arguments), os.getcwd(), module=name)
@@ -121,8 +138,9 @@ def interpreter_restored() -> Iterator[None]:
         sys.modules["__main__"], sys.argv, sys.path[:] = main, argv, path
 
 
-def execute(target: Target) -> Ending:
-    """Run it to its end; an uncaught exception is shown as Python shows it.
+def execute(target: Target, stepped: Callable[[], object] = lambda: None) -> Ending:
+    """Run it to its end; an uncaught exception is shown as Python shows it. `stepped` is called after each step of a
+    function that builds them; CannotRun is raised where there is no such function.
 
     `sys.modules["__main__"]`, `sys.argv` and `sys.path` stay the script's: its exit handlers and child processes need
     them.
@@ -135,21 +153,52 @@ def execute(target: Target) -> Ending:
     sys.argv = list(target.argv)
     _put_first(target)
     try:
+        if target.function:
+            _take_steps(target, stepped)
+            return Ending(0)
         code, known = _code(target)
         if target.module:
             sys.argv[0] = code.co_filename
         vars(main).update(known)
         exec(code, vars(main))
+    except CannotRun:
+        raise
     except SystemExit as error:
         return _exit(error.code)
     except BaseException as error:
-        error.__traceback__ = _theirs(error)
-        sys.excepthook(type(error), error, error.__traceback__)
+        number = _code_of(error)
+        if not (target.function and number == OUT_OF_MEMORY):  # which is an answer there
+            error.__traceback__ = _theirs(error)
+            sys.excepthook(type(error), error, error.__traceback__)
         why = type(error).__name__ + (f": {line}" if (line := str(error).partition("\n")[0]) else "")
         if isinstance(error, KeyboardInterrupt):
             return Ending(INTERRUPTED, "interrupted", why)
-        return Ending(_code_of(error), "error", why)
+        return Ending(number, "error", why)
     return Ending(0)
+
+
+def _take_steps(target: Target, stepped: Callable[[], object]) -> None:
+    """Take four steps, and more until memory repeats."""
+    build = runpy.run_path(target.path, run_name="planned").get(target.function)
+    if not callable(build):
+        raise CannotRun(f"{target.path} has no function {target.function!r}")
+
+    import torch
+
+    step = build(target.batch)
+    before: tuple[int, ...] = ()
+    if not callable(step):
+        raise CannotRun(
+            f"{target.function}({target.batch}) must return the step, a function without arguments that does one "
+            f"training step, not {step!r:.80} ({type(step).__name__})"
+        )
+    for number in range(1, _MOST_STEPS + 1):
+        step()
+        stepped()
+        now = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        if number >= _STEPS and now == before:
+            return
+        before = now
 
 
 def _code(target: Target) -> tuple[types.CodeType, dict[str, Any]]:

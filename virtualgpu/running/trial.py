@@ -63,23 +63,13 @@ def read(report: Mapping[str, Any]) -> Trial:
             allocated, needed, enough = tried["allocated"], tried["used"], tried["gpu"]
     steps: dict[str, Any] = next(iter(report["steps"]), {})
     return Trial(
-        name=report["name"],
-        gpu=report["gpu"],
+        name=report["name"], gpu=report["gpu"], ranks=report["world_size"], ending=report["ending"],
         gpus=sum(bool(each["memory"]["peak_allocated"]) for each in report["gpus"]),
-        ranks=report["world_size"],
-        ending=report["ending"],
-        measured=report["numbers"] == "measured",
-        shapes_only=report["shapes_only"],
-        allocated=allocated,
-        needed=needed,
-        total=memory["total"],
-        steps=steps.get("count", 0),
-        seconds=steps.get("median"),
-        whole=(gpu["time"] or {}).get("elapsed"),
-        exchanges=bool(steps.get("between")),
-        asked=None if short is None else short["requested"],
-        enough=enough,
-    )
+        measured=report["numbers"] == "measured", shapes_only=report["shapes_only"],
+        allocated=allocated, needed=needed, total=memory["total"],
+        steps=steps.get("count", 0), seconds=steps.get("median"), whole=(gpu["time"] or {}).get("elapsed"),
+        exchanges=bool(steps.get("between")), asked=None if short is None else short["requested"], enough=enough,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..units import duration, mib
+from .remedies import with_article
 from .report import Gpu, Report, ran_out
 
 _WHY = 80  # characters of an error
@@ -22,26 +23,25 @@ def verdict(report: Report) -> str:
         return f"ended by {why}, {code}{after}"
     if not report.used:
         return f"nothing was put on the GPU; ended {after}"
-    gpu = min(report.used, key=lambda gpu: _left(gpu) / gpu.memory.total)
+    gpu = min(report.used, key=lambda gpu: left(gpu) / gpu.memory.total)
     what = "fits on" if report.trained else "what ran fits on"
     fullest = f"; cuda:{gpu.index} is the fullest" if len(report.used) > 1 else ""
     beside = "" if gpu.memory.peak_used is not None else " beside the context"
-    left = f"{mib(_left(gpu))} to spare{beside} ({_left(gpu) / gpu.memory.total:.0%}, {report.numbers})"
+    spare = f"{mib(left(gpu))} to spare{beside} ({left(gpu) / gpu.memory.total:.0%}, {report.numbers})"
     failed = sum(each.memory.failures for each in report.used)
     times = "once" if failed == 1 else f"{failed:,} times"
-    return f"{what} {a_gpu(report)} with {left}{fullest}" + (f"; ran out {times}, and went on" if failed else "")
+    return f"{what} {a_gpu(report)} with {spare}{fullest}" + (f"; ran out {times}, and went on" if failed else "")
 
 
-def _left(gpu: Gpu) -> int:
+def left(gpu: Gpu) -> int:
+    """Return the bytes that the peak leaves free."""
     memory = gpu.memory
     return memory.total - (memory.peak_reserved if memory.peak_used is None else memory.peak_used)
 
 
 def a_gpu(report: Report) -> str:
     """Return the GPU's name with an article: "a T4", "an H100"."""
-    if report.numbers != "virtual":
-        return report.gpu
-    return f"{'an' if report.gpu.startswith(('A', 'H', 'L', 'RTX')) else 'a'} {report.gpu}"
+    return with_article(report.gpu) if report.numbers == "virtual" else report.gpu
 
 
 def _too_little(report: Report, gpu: Gpu) -> str:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..units import duration, mib
+from ..units import duration, mib, three_figures
 
 if TYPE_CHECKING:
     from .what_if import Row
@@ -51,16 +51,10 @@ def _row(row: Row) -> list[str]:
     if found is None:
         return [label + "  the script fails", *_wrapped(row.why, "    ")]
     step = "–" if row.seconds is None else duration(row.seconds)
-    cost = "–" if row.cost is None else _figures(row.cost)
+    cost = "–" if row.cost is None else three_figures(row.cost)
     full = f"yes, {found.needed / found.total:.0%}" if row.fits else f"no, {found.needed / found.total:.0%}"
     numbers = f"{mib(found.allocated):>{_BYTES}}{mib(found.needed):>{_BYTES}}{step:>{_TIME}}{cost:>{_COST}}"
     return [f"{label}{numbers}  {full}", *(_wrapped(row.why, "    ") if row.why else [])]
-
-
-def _figures(value: float) -> str:
-    """A cost with three figures: 0.0123, 1.23, 123, 12,300."""
-    shown = float(f"{value:.3g}")
-    return f"{shown:,.0f}" if shown >= 100 else f"{shown:#.3g}"
 
 
 def _reading(unit: str, priced: bool, once: bool, same: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..operations import autocast, watched_threads
+from ..operations import autocast, error_words, watched_threads
 from ..scope import ownership
 from ..scope.numbering import indexed
 from ..scope.patches import Patches
@@ -65,6 +65,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
     patches.set(torch._C, "_is_any_autocast_enabled", _any_autocast)  # the key that mirrors stand on counts as one
     patches.set(torch.autograd, "_make_grads", _gradients_there(torch.autograd._make_grads))
+    patches.set(torch.autograd, "_engine_run_backward", _with_words_of_cuda(torch.autograd.graph._engine_run_backward))
     patches.set(torch, "clear_autocast_cache", _clearing(torch.clear_autocast_cache))
     patches.set(threading.Thread, "_bootstrap_inner", _in_threads(vars(threading.Thread)["_bootstrap_inner"]))
     saving.install(patches, gpu.compute)
@@ -114,6 +115,20 @@ def _gradients_there(own: Any) -> Any:
         return own(outputs, grads, is_grads_batched)
 
     return make
+
+
+def _with_words_of_cuda(own: Any) -> Any:
+    """Name a saved tensor that was overwritten as CUDA's; the engine sees what is behind the GPU."""
+
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return own(outputs, *args, **kwargs)
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error) and any(output.is_cuda for output in outputs):
+                error.args = (error_words.of_saved(str(error)), *error.args[1:])
+            raise
+
+    return run
 
 
 def _group(lists: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:

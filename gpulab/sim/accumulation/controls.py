@@ -40,7 +40,7 @@ class Accumulation(Simulator[Epoch]):
             "Means of micro-batches weigh alike, however many tokens they hold: full windows are off too.",
         ),
         State(
-            "By what is there",
+            "Divide by tokens",
             {"divide": "items", "tokens": True},
             "Sums, divided by the tokens of the whole window: all updates are exact, the last and shortest too.",
         ),

@@ -33,13 +33,19 @@ class Window:
 
     samples: tuple[int, ...]  # in each micro-batch
     items: tuple[int, ...]  # what a loss is averaged over: samples, or their tokens
-    held: tuple[float, ...]  # after each micro-batch: the weights summed in .grad, 1 being a full mean gradient
+    weights: tuple[float, ...]  # of each micro-batch's mean gradient in .grad; 1 in all is a full mean gradient
     error: float  # |.grad at the end - true mean gradient| / |true mean gradient|
     uneven: float  # of it what is left once .grad is divided by its scale: the pieces weigh wrong
 
     @property
     def scale(self) -> float:
-        return self.held[-1]
+        # rounding leaves some 1e-16, which is cut off: an error shown is an error of the method
+        return round(math.fsum(self.weights), 12)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """What the weights ought to be."""
+        return tuple(number / sum(self.items) for number in self.items)
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Epoch(Result):
     samples: int
     batch: int
     steps: int
+    divide: str
     tokens: bool
     windows: tuple[Window, ...]  # each ends in an optimizer step
     dropped: Window | None  # the rest, where no step follows it
@@ -82,21 +89,20 @@ class Epoch(Result):
     @property
     def finding(self) -> str:
         last, found = self.windows[-1], []
-        misweighted = max(window.uneven for window in self.windows)
+        there, steps = len(last.samples), self.steps
+        uneven = max(window.uneven for window in self.windows)
         if self.dropped:
             rest = "sample is" if self.dropped_samples == 1 else f"{self.dropped_samples} samples are"
             found.append(f"the last {rest} never used")
         elif last.scale < 1:
-            there = len(last.samples)
-            why = f"its window has {count(there, 'micro-batch')} instead of {self.steps}"
-            found.append(f"the last update is scaled by {there}/{self.steps}: {why}")
-        if self.tokens and misweighted:
-            why = "" if found else ": unequal micro-batches weigh alike"
-            found.append(f"gradients are up to {percent(misweighted)} off{why}")
-        elif misweighted and last.scale < 1:
-            found.append("its short micro-batch weighs as a full one")
-        elif misweighted:
-            found.append(f"the last gradient is {percent(misweighted)} off: its short micro-batch weighs as a full one")
+            why = "" if uneven else f": {count(there, 'micro-batch')}, divided by {steps}"
+            found.append(f"the last update is {there}/{steps} of what it should be{why}")
+        if self.tokens and uneven:
+            why = "" if found else "micro-batches count alike, however many tokens they hold: "
+            found.append(f"{why}gradients are up to {percent(uneven)} off")
+        elif uneven:
+            off = "" if last.scale < 1 else f"the last gradient is {percent(uneven)} off: "
+            found.append(f"{off}its short micro-batch counts as a full one")
         elif self.worst_error == 0:
             found.append("each update is the exact mean gradient of its window")
         words = "; ".join(found)
@@ -106,7 +112,6 @@ class Epoch(Result):
         short = self.samples % self.batch
         rest = f", the last {short}" if short and self.micro_batches > 1 else ""
         error = f"gradient error over {'tokens' if self.tokens else 'samples'}"
-        mean_error = math.fsum(window.error for window in self.windows) / len(self.windows)
         return [
             ("data set", count(self.samples, "sample"), ""),
             ("micro-batches", f"{self.micro_batches} of {count(self.batch, 'sample')}{rest}", ""),
@@ -115,7 +120,6 @@ class Epoch(Result):
             ("samples not used", str(self.dropped_samples), ""),
             ("scale of the last update", f"{self.windows[-1].scale:.3g}", ""),
             (f"{error}, worst", percent(self.worst_error), VIRTUAL),
-            (f"{error}, mean", percent(mean_error), VIRTUAL),
             ("memory, one micro-batch at a time", size(self.micro_batch_bytes), RECORDED),
             ("memory, effective batch at once", size(self.whole_batch_bytes), RECORDED),
         ]
@@ -133,7 +137,7 @@ def simulate(samples: int, batch: int, steps: int, divide: str, last: str, token
     micros = [toy[start : min(start + batch, samples)] for start in range(0, samples, batch)]
     windows = [_window(micros[start : start + steps], steps, divide) for start in range(0, len(micros), steps)]
     rest = windows.pop() if last == "drop" and len(windows[-1].samples) < steps else None
-    return Epoch(samples, batch, steps, tokens, tuple(windows), rest)
+    return Epoch(samples, batch, steps, divide, tokens, tuple(windows), rest)
 
 
 def training_bytes(images: int) -> int:
@@ -163,8 +167,7 @@ def _window(micros: Sequence[Sequence[Toy]], steps: int, divide: str) -> Window:
     return Window(
         samples=tuple(len(micro) for micro in micros),
         items=tuple(items),
-        # rounding leaves some 1e-16, which is cut off: an error shown is an error of the method
-        held=tuple(round(math.fsum(weights[: i + 1]), 12) for i in range(len(weights))),
+        weights=tuple(weights),
         error=off(grad),
         uneven=off([part / scale for part in grad]),
     )

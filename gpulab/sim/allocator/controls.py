@@ -1,7 +1,4 @@
-"""The caching allocator at work: segments and their blocks, step by step through a script of allocations.
-
-The script runs in `model`, on the class that the virtual GPU has; `picture` draws it.
-"""
+"""The caching allocator at work: segments and their blocks, step by step through a script of allocations."""
 
 from __future__ import annotations
 
@@ -12,7 +9,8 @@ from .result import EXAMPLES, Memory, limits, simulate
 
 
 def _state(name: str, script: str, note: str, *, expandable: bool = False) -> State:
-    return State(name, {"script": script, "step": 5, "memory": 100, "max_split": 0, "expandable": expandable}, note)
+    last = len(read(script))
+    return State(name, {"script": script, "step": last, "memory": 100, "max_split": 0, "expandable": expandable}, note)
 
 
 class Allocator(Simulator[Memory]):
@@ -38,7 +36,7 @@ class Allocator(Simulator[Memory]):
         _state(
             "empty_cache?",
             EXAMPLES["fragmentation"].replace("d=", "empty_cache; d="),
-            "The usual advice: empty the cache. What does it give back while b and c live? One step on, d fails again.",
+            "The usual advice: empty the cache. What can it give back while b and c live? Nothing, and d fails again.",
         ),
         _state(
             "Expandable",
@@ -51,6 +49,6 @@ class Allocator(Simulator[Memory]):
     draw = staticmethod(draw)
     limits = staticmethod(limits)
     leaves_out = (
-        "A toy GPU, the allocator is PyTorch's by its rules. Left out: the CUDA context, several streams, other"
+        "A toy GPU, the allocator is PyTorch’s by its rules. Left out: the CUDA context, several streams, other"
         " processes, and the time: a segment from the driver takes some 100 µs, a block from the cache one or two."
     )

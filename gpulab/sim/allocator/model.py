@@ -6,13 +6,11 @@ The GPU is a toy of some hundred MiB without a CUDA context; the allocator is no
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
-from virtualgpu.memory.blocks import BIG_REQUEST, FREE, Block, MiB
+from virtualgpu.memory.blocks import FREE, Block, MiB
 from virtualgpu.memory.caching import CachingAllocator
 from virtualgpu.memory.out_of_memory import OutOfMemory
 from virtualgpu.memory.settings import Settings
@@ -40,6 +38,11 @@ class Command:
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def words(self) -> str:
+        """`a = 12 MiB`."""
+        return re.sub(r"(?<=\d)(?=[A-Z])", " ", self.text.replace("=", " = "))
 
 
 def read(text: str) -> list[Command]:
@@ -130,6 +133,7 @@ class Run:
     retries: int
     failures: int
     peak: int  # reserved
+    largest: int  # request that would still be granted
 
     @property
     def now(self) -> Moment:
@@ -165,19 +169,20 @@ def run(commands: Sequence[Command], capacity: int, settings: Settings) -> Run:
             Moment(count("allocated_bytes"), count("reserved_bytes"), taken, given, block, joined, retried, error)
         )
     names = {block.address: name for name, block in living.items() if block}
-    segments = tuple(
-        Segment(entry["segment_type"] == "small", tuple(_piece(block, names) for block in entry["blocks"]))
-        for entry in allocator.snapshot()
-    )
+    segments = []
+    for entry in allocator.snapshot():
+        found = ((names.get(b["address"], ""), b["size"], b["requested_size"]) for b in entry["blocks"])
+        segments.append(Segment(entry["segment_type"] == "small", tuple(Piece(*one) for one in found)))
     events = allocator.statistics.events
     return Run(
         moments=tuple(moments),
-        segments=segments,
+        segments=tuple(segments),
         requested=count("requested_bytes"),
         free=allocator.memory.free_bytes,
         retries=events["num_alloc_retries"],
         failures=events["num_ooms"],
         peak=allocator.statistics.peak("reserved_bytes"),
+        largest=_largest(allocator, capacity - count("allocated_bytes")),
     )
 
 
@@ -201,43 +206,11 @@ def _step(allocator: CachingAllocator, command: Command, living: dict[str, Block
     return size, joined
 
 
-def _piece(block: dict[str, Any], names: Mapping[int, str]) -> Piece:
-    asked = block["requested_size"]
-    return Piece(names.get(block["address"], "") if asked else "", block["size"], asked)
-
-
-@lru_cache(maxsize=256)
-def largest_request(commands: tuple[Command, ...], capacity: int, settings: Settings) -> int:
-    """The most bytes, in whole MiB, that a request after these commands would still get, found by trying."""
-    allocator = _after(commands, capacity, settings)
-    most = (capacity - allocator.statistics.current("allocated_bytes")) // MiB + 1
-    # From 10 MiB on a segment is made to measure, below it is one of 20 MiB: 12 MiB may fit where 8 do not.
-    for low, high in ((BIG_REQUEST // MiB - 1, most), (0, min(BIG_REQUEST // MiB, most))):
-        least = low
-        while high - low > 1:
-            middle = (low + high) // 2
-            if _grants(allocator, middle * MiB):
-                low = middle
-            else:
-                high = middle
-            allocator = _after(commands, capacity, settings)
-        if low > least:
-            return low * MiB
-    return 0
-
-
-def _after(commands: Sequence[Command], capacity: int, settings: Settings) -> CachingAllocator:
-    allocator = CachingAllocator(capacity, settings)
-    living: dict[str, Block | None] = {}
-    for command in commands:
+def _largest(allocator: CachingAllocator, most: int) -> int:
+    """The most bytes, in whole MiB, that a request would still get, found by trying: one that fails only empties the
+    cache, as the next one would."""
+    for nbytes in range(most // MiB * MiB, 0, -MiB):
         with suppress(OutOfMemory):
-            _step(allocator, command, living)
-    return allocator
-
-
-def _grants(allocator: CachingAllocator, nbytes: int) -> bool:
-    try:
-        allocator.allocate(nbytes)
-    except OutOfMemory:
-        return False
-    return True
+            allocator.allocate(nbytes)
+            return nbytes
+    return 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import accumulate
 from string import ascii_lowercase
 
 from virtualgpu.memory.blocks import MiB
-from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, SKY, VERMILLION
 from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
@@ -14,7 +14,6 @@ from virtualgpu.pictures.svg import (
     Picture,
     bar,
     code,
-    dot,
     length,
     line,
     lines,
@@ -25,16 +24,31 @@ from virtualgpu.pictures.svg import (
 )
 
 from ..base.lanes import round_step
-from ..base.scene import END, Plot, Scale, chip, fitted, keys, line_key, note, picture, readouts, small
+from ..base.scene import (
+    END,
+    Plot,
+    Scale,
+    between,
+    chip,
+    fitted,
+    keys,
+    line_key,
+    note,
+    picture,
+    pointer,
+    readouts,
+    small,
+)
 from ..base.touch import Grip, after, carried, clickable, command, draggable, grasp, named
 from ..base.words import percent
 from .model import Piece, Segment
 from .result import Memory, mib
 
-PALETTE, STRIP, STRIP_HEIGHT = 48.0, 82.0, 84.0
-FAILED, LENS, LENS_HEIGHT = 194.0, 232.0, 24.0
-COUNTS, CHART_LEFT, CHART_HEIGHT = 284.0, 500.0, 96.0
-FOOT = COUNTS + CHART_HEIGHT + 8
+LABELS = 116.0  # where the commands and the sizes begin, right of their names
+SCRIPT, PALETTE, STRIP, STRIP_HEIGHT = 20.0, 52.0, 88.0, 84.0
+ASKED, LENS, LENS_HEIGHT = 199.0, 243.0, 22.0
+COUNTS, CHART_LEFT, CHART_HEIGHT = 288.0, 500.0, 84.0
+FOOT = COUNTS + CHART_HEIGHT + 26
 LETTER = 0.61 * SMALL  # of a program
 SIZES = ("1MiB", "8MiB", "12MiB", "24MiB", "60MiB")  # to be dropped into the memory
 
@@ -44,44 +58,29 @@ def draw(result: Memory) -> Picture:
     done = "; ".join(one.text for one in result.commands[: result.step])
     memory, sizes = [*_strip(result), *_small(result)], _palette(result)
     living = [after(memory, done, step=result.step + 1), Live(after(sizes, done, step=result.step + 1))]
-    return picture(result, FOOT + 70, _script(result), living, _hint(), _counts(result), _chart(result), _foot(result))
+    return picture(result, FOOT + 56, _script(result), living, _counts(result), _chart(result), _foot(result))
 
 
 def _script(result: Memory) -> list[str]:
     """The commands around the present one: done, present, to come. A click goes to its step."""
     if not result.commands:
-        return [text(MARGIN, 16, "The script is empty: write one, such as a=12MiB; free a", fill=MUTED)]
-    now = result.step - 1
-    texts = [one.text for one in result.commands]
-    first, last = _around(max(now, 0), [_wide(words) + 14 for words in texts], END - MARGIN - 120)
-    x = MARGIN + 84.0
-    body = [note(MARGIN, 16, f"step {result.step}/{len(texts)}"), *([note(x, 16, "…")] if first else [])]
-    x += 18
-    for place in range(first, last + 1):
-        present, long = place == now, _wide(texts[place])
-        box = rect(x - 5, 1, long + 10, 21, fill=PAPER, stroke=INK if present else PAPER, radius=3)
-        words = code(x, 16, texts[place], fill=INK if place <= now else MUTED, weight="bold" if present else "")
-        body.append(clickable(box + words, f"step {place + 1}: {texts[place]}", step=place + 1))
-        x += long + 14
-    return [*body, note(x, 16, "…")] if last + 1 < len(texts) else body
-
-
-def _around(middle: int, widths: Sequence[float], room: float) -> tuple[int, int]:
-    """The first and the last of as many neighbours as have room, `middle` among them."""
-    first = last = middle
-    while True:
-        before = first, last
-        if first and sum(widths[first - 1 : last + 1]) <= room:
-            first -= 1
-        if last + 1 < len(widths) and sum(widths[first : last + 2]) <= room:
-            last += 1
-        if (first, last) == before:
-            return before
-
-
-def _wide(words: str) -> float:
-    """Of a program's letters, or of a font that takes their place."""
-    return max(len(words) * LETTER, length(words, SMALL, bold=True))
+        return [text(MARGIN, SCRIPT, "The script is empty: write one, such as a=12MiB; free a", fill=MUTED)]
+    now, texts = result.step - 1, [one.text for one in result.commands]
+    widths = [max(len(words) * LETTER, length(words, SMALL, bold=True)) + 18 for words in texts]
+    first, x, room = 0, LABELS + 16, END - LABELS - 32
+    while sum(widths[first : now + 2]) > room and first < now:
+        first += 1
+    last = first + sum(end <= room for end in accumulate(widths[first:]))
+    body = [note(MARGIN, SCRIPT, f"step {result.step} of {len(texts)}")]
+    body += [note(LABELS, SCRIPT, "…")] if first else []
+    for place in range(first, last):
+        present, long = place == now, widths[place]
+        box = rect(x - 5, SCRIPT - 15, long - 4, 21, fill=PAPER)
+        under = line(x, SCRIPT + 5, x + long - 18, SCRIPT + 5, width=3) if present else ""
+        words = code(x, SCRIPT, texts[place], fill=INK if place <= now else MUTED, weight="bold" if present else "")
+        body.append(clickable(box + under + words, f"step {place + 1}: {texts[place]}", step=place + 1))
+        x += long
+    return [*body, note(x, SCRIPT, "…")] if last < len(texts) else body
 
 
 def _palette(result: Memory) -> list[str]:
@@ -89,22 +88,18 @@ def _palette(result: Memory) -> list[str]:
     living = {piece.name for segment in result.run.segments for piece in segment.pieces}
     names = (*ascii_lowercase, *(f"t{number}" for number in range(len(living))))
     name = next(name for name in names if name not in living)
-    body, x = [], MARGIN
+    body, x = [note(MARGIN, PALETTE, "go on with")], LABELS
     for words in SIZES:
         drawn, x = chip(x, PALETTE, words, fill=SKY)
         size = command(drawn, f"Allocate {words}", "script", f"{name}={words}")
         body.append(carried(size, MARGIN, STRIP - 20, END - MARGIN, STRIP_HEIGHT + 40))
     drawn, _ = chip(x, PALETTE, "empty_cache")
-    return [*body, command(drawn, "Empty the cache", "script", "empty_cache()")]  # the bare word is an example
-
-
-def _hint() -> list[str]:
-    """What one can do here, beside what it is done with."""
-    return [Live(note(END, PALETTE, "a click frees a block or allocates a size; or carry it down", anchor="end"))]
+    body.append(command(drawn, "Empty the cache", "script", "empty_cache()"))  # the bare word is an example
+    return [*body, note(END, PALETTE, "a click allocates, or frees a block", anchor="end")]
 
 
 def _strip(result: Memory) -> list[str]:
-    """All memory: segment beside segment with their blocks, then what the driver has, and what was asked in vain."""
+    """All memory: segment beside segment with their blocks, then what the driver has, and what was asked for."""
     unit, body, x = (END - MARGIN) / result.capacity, [], MARGIN
     for segment in result.run.segments:
         long = segment.nbytes * unit
@@ -112,14 +107,14 @@ def _strip(result: Memory) -> list[str]:
         words = f"segment of {mib(segment.nbytes)}, {mib(segment.used)} allocated"
         body.append(fitted(x, long, STRIP - 7, words, words.split(",")[0], mib(segment.nbytes), fill=MUTED))
         x += long
-    free = mib(result.run.free)
-    body.append(bar(x, STRIP, END - x, STRIP_HEIGHT, fill=RULE, stroke=INK))
-    body.append(fitted(x, END - x, STRIP + STRIP_HEIGHT / 2 + 5, f"{free} free on the device", f"{free} free", free))
+    free, middle = mib(result.run.free), STRIP + STRIP_HEIGHT / 2 + 5
+    body.append(rect(x, STRIP, END - x, STRIP_HEIGHT, stroke=MUTED) if result.run.free else "")
+    body.append(fitted(x, END - x, middle, f"{free} free on the device", f"{free} free", free, fill=MUTED))
     apart = round_step(result.capacity / MiB / 9)
     last = int(result.capacity / MiB / apart)
     sizes = {mark * apart: f"{mark * apart:g}{' MiB' * (0 < mark < last)}" for mark in range(last + 1)}
     body += Scale(MARGIN, END, 0, result.capacity / MiB).ticks(STRIP + STRIP_HEIGHT, sizes)
-    return [*body, *_failed(result, x, unit)]
+    return [*body, *_asked(result, unit)]
 
 
 def _segment(segment: Segment, x: float, y: float, high: float, unit: float) -> list[str]:
@@ -128,31 +123,41 @@ def _segment(segment: Segment, x: float, y: float, high: float, unit: float) -> 
     for piece in segment.pieces:
         body.append(_piece(piece, at, y, high, unit))
         at += piece.nbytes * unit
-    return [*body, rect(x, y, at - x, high, stroke=INK, edge=2)]
+    return [*body, rect(x, y, at - x, high, stroke=INK, edge=3)]
 
 
-def _failed(result: Memory, device: float, unit: float) -> list[str]:
-    """What the last request wanted of the device, which begins at `device`, if in vain."""
-    failed = result.run.now.error
-    if not failed:
+def _asked(result: Memory, unit: float) -> list[str]:
+    """What the present step asked for, to scale: below its block, or below the free memory that it does not fit."""
+    one = result.commands[result.step - 1] if result.step else None
+    if not one or not one.nbytes:
         return []
-    tried = failed.shortage.tried
-    x = END - min(tried, result.capacity) * unit  # what is longer than all memory is cut off
-    asked = f"✗ {mib(failed.shortage.requested)} asked"
-    words = f"{asked}: {mib(tried)} of the device needed"
-    if tried == failed.shortage.requested:
-        old = "a new segment may not begin inside an old one"
-        words = f"{asked}: {old if tried <= result.free else f'only {mib(result.free)} are free'}"
-    missing = f"{mib(tried - result.run.free)} are missing"
-    beside = fitted(x, device - x, FAILED + 13, missing, halo=True)
-    words += "" if beside else f", {missing}"
-    return [
-        bar(x, FAILED, device - x, 16, fill=VERMILLION, hatched=True, stroke=VERMILLION),
-        shape([(0, FAILED + 8), (12, FAILED), (12, FAILED + 16)], fill=VERMILLION) if tried > result.capacity else "",
-        rect(x, FAILED, END - x, 16, stroke=VERMILLION, dash="7 4"),
-        beside,
-        small(END, FAILED + 32, words, weight="bold", anchor="end"),
-    ]
+    failed, asked = result.run.now.error, mib(one.nbytes)
+    sign, stroke, size, words = "✓", GREEN, one.nbytes, ""
+    if failed:
+        sign, stroke, size = "✗", VERMILLION, min(failed.shortage.tried, result.capacity)
+        words = "no free piece is as long" + "; a block cannot cross a segment’s border" * (not result.expandable)
+        if failed.shortage.tried != failed.shortage.requested:
+            words = f"it needs a new segment of {mib(failed.shortage.tried)}"
+        elif failed.shortage.tried > result.free:
+            words = f"only {mib(result.free)} are free"
+    x = min(MARGIN + _start(result, "" if failed else one.name) * unit, END - size * unit)
+    inside = fitted(x, size * unit, ASKED + 15, f"{sign} {asked} asked", sign)
+    middle = x + size * unit / 2
+    below = between(MARGIN, END, middle, ASKED + 37, words, size=SMALL, weight="bold") if words else ""
+    return [rect(x, ASKED, size * unit, 20, stroke=stroke, dash="7 4" * bool(failed), edge=2), inside, below]
+
+
+def _start(result: Memory, name: str) -> int:
+    """At which byte the block `name` begins; without a name, the longest stretch of free memory."""
+    pieces = [piece for segment in result.run.segments for piece in segment.pieces]
+    at, start, best = 0, 0, (0, 0)
+    for piece in [*pieces, Piece("", result.run.free, 0)]:
+        if name and piece.name == name:
+            return at
+        start = at + piece.nbytes if piece.name else start
+        at += piece.nbytes
+        best = max(best, (at - start, -start))
+    return -best[1]
 
 
 def _small(result: Memory) -> list[str]:
@@ -160,12 +165,12 @@ def _small(result: Memory) -> list[str]:
     segments = [segment for segment in result.run.segments if segment.small]
     if not segments:
         return []
-    body, x, wide = [note(MARGIN, LENS + 17, "small segments, enlarged")], 214.0, 160.0
+    body, x, wide = [note(MARGIN, LENS + 16, "small segments, enlarged")], 214.0, 160.0
     for segment in segments[:3]:
         body += _segment(segment, x, LENS, LENS_HEIGHT, wide / segment.nbytes)
         x += wide + 8
     more = len(segments) - 3
-    return [*body, note(x, LENS + 17, f"+ {more:,} more")] if more > 0 else body
+    return [*body, note(x, LENS + 16, f"+ {more:,} more")] if more > 0 else body
 
 
 def _piece(piece: Piece, x: float, y: float, high: float, unit: float) -> str:
@@ -173,9 +178,8 @@ def _piece(piece: Piece, x: float, y: float, high: float, unit: float) -> str:
     long, middle = piece.nbytes * unit, y + high / 2 + 5
     size = mib(piece.nbytes)
     if not piece.name:
-        box = rect(x, y, long, high, fill=PAPER, stroke=MUTED, dash="4 3")
         words = fitted(x, long, middle, f"{size} free in the segment", f"{size} free", size, fill=MUTED)
-        return named(box + words, f"free in a segment: {size}")
+        return named(rect(x, y, long, high, fill=PAPER) + words, f"free in a segment: {size}")
     wasted = (piece.nbytes - piece.requested) * unit
     box = rect(x, y, long, high, fill=SKY, stroke=INK)
     if wasted >= 2:
@@ -192,52 +196,46 @@ def _counts(result: Memory) -> list[str]:
         ("allocated", mib(now.allocated)),
         ("reserved", mib(now.reserved)),
         ("free in segments and on the device", mib(result.free)),
-        ("largest request that still fits", mib(result.largest)),
-        ("fragmentation: free, but not in one piece", percent(result.fragmentation)),
+        ("largest request that still fits", mib(result.run.largest)),
+        ("free, but out of its reach", f"{mib(result.free - result.run.largest)} = {percent(result.fragmentation)}"),
     )
-    told = readouts(MARGIN, CHART_LEFT - 50, COUNTS + 14, rows, apart=20)
+    told = readouts(MARGIN, CHART_LEFT - 50, COUNTS + 13, rows, apart=20)
     pieces = (piece for segment in result.run.segments for piece in segment.pieces if piece.name)
     rounded = [("rounded up", ORANGE, True)] if any(piece.nbytes > piece.requested for piece in pieces) else []
-    legend = keys(CHART_LEFT - 50, COUNTS - 7, *rounded, ends=True)
-    return [note(MARGIN, COUNTS - 7, "counts (virtual)"), *legend, *told]
+    legend = keys(CHART_LEFT - 50, COUNTS - 9, *rounded, ends=True)
+    return [note(MARGIN, COUNTS - 9, "counts (virtual)"), *legend, *told]
 
 
 def _chart(result: Memory) -> list[str]:
     """Allocated and reserved after each step, against all there is; the present step is dragged."""
     moments, last = result.run.moments, len(result.commands)
     plot = Plot(Scale(CHART_LEFT, END, 0, last + 1), Scale(COUNTS + CHART_HEIGHT, COUNTS, 0, result.capacity))
-
-    def stairs(values: list[int]) -> list[tuple[float, float]]:
-        return [(place + end, value) for place, value in enumerate(values) for end in (0, 1)]
-
+    steps = [place for place in range(last + 1) if place % max(1, round(round_step((last + 1) / 8))) == 0]
+    ends = [(place, moment, end) for place, moment in enumerate(moments) for end in (0, 1)]
+    allocated = [plot.at(place + end, moment.allocated) for place, moment, end in ends]
     body = [
         plot.frame(),
         *plot.levels({0: "0", result.capacity: f"{result.capacity / MiB:g}"}),
-        line_key(CHART_LEFT, COUNTS - 7, "reserved", stroke=VERMILLION, width=3, dash="5 3"),
-        line_key(CHART_LEFT + 106, COUNTS - 7, "allocated, MiB", stroke=BLUE, width=3),
-        *([note(END, COUNTS - 7, "✗ failed", anchor="end")] if any(moment.error for moment in moments) else ()),
-        plot.curve(stairs([moment.allocated for moment in moments]), stroke=BLUE, width=3),
-        plot.curve(stairs([moment.reserved for moment in moments]), stroke=VERMILLION, width=3, dash="5 3"),
+        *(note(plot.x.at(s + 0.5), plot.y.start + 17, str(s) if s else "step 0", anchor="middle") for s in steps),
+        line_key(CHART_LEFT, COUNTS - 9, "reserved", width=3),
+        *keys(CHART_LEFT + 106, COUNTS - 9, ("allocated, MiB", SKY)),
+        shape([(plot.x.start, plot.y.start), *allocated, plot.at(len(moments), 0)], fill=SKY),
+        plot.curve(((place + end, moment.reserved) for place, moment, end in ends), width=3),
     ]
-    for place, moment in enumerate(moments):
-        if moment.error:
-            x, y = plot.x.at(place + 0.5), COUNTS + 12
-            body.append(line(x - 4, y - 4, x + 4, y + 4, width=2) + line(x - 4, y + 4, x + 4, y - 4, width=2))
+    failed = [place for place, moment in enumerate(moments) if moment.error and last <= 20]
+    body += [small(plot.x.at(place + 0.5) + 10, COUNTS + 14, "✗", anchor="middle", weight="bold") for place in failed]
     x, bottom = plot.x.at(result.step + 0.5), plot.y.start
-    moved = grasp(*plot.box()) + line(x, COUNTS + 22, x, bottom, dash="2 2") + dot(x, bottom, 7, fill=INK)
+    moved = grasp(*plot.box()) + line(x, COUNTS, x, bottom, width=1.5) + pointer(x, COUNTS + 8, fill=VERMILLION)
     grip = Grip("step", plot.x.at(0.5), plot.x.at(last + 0.5), 0, last)
     return [*body, draggable(moved, "Step", grip)]
 
 
 def _foot(result: Memory) -> list[str]:
     """The error, shortened to what counts here."""
-    error = result.run.now.error
-    if error:
-        words = str(error)
-        start, end = words.index(" Including"), words.index(" Of the allocated")
-        short = f"torch.OutOfMemoryError: {words[:start]} …{words[end:]}".split(" If reserved")[0].split(
-            " expandable_"
-        )[0]
-        folded = lines(MARGIN + 12, FOOT + 19, wrap(short, END - MARGIN - 24, SMALL), size=SMALL)
-        return [rect(MARGIN, FOOT, END - MARGIN, 62, stroke=VERMILLION, radius=6), folded]
-    return []
+    if not result.run.now.error:
+        return []
+    start, _, rest = str(result.run.now.error).partition(" Including")
+    reserved = rest.partition("by PyTorch, and ")[2].partition("unallocated.")[0]
+    folded = wrap(f"torch.OutOfMemoryError: {start} … {reserved}unallocated.", END - MARGIN - 24, SMALL)
+    frame = rect(MARGIN, FOOT, END - MARGIN, 10 + 17.6 * len(folded), stroke=VERMILLION, radius=6)
+    return [frame, lines(MARGIN + 12, FOOT + 18, folded, size=SMALL)]

@@ -11,7 +11,7 @@ from virtualgpu.memory.settings import Settings
 
 from ..base.simulator import Limit, Result, Row
 from ..base.words import below, count, percent
-from .model import Command, Moment, Run, largest_request, read, run
+from .model import Command, Moment, Run, read, run
 
 
 def mib(nbytes: int) -> str:
@@ -42,7 +42,6 @@ class Memory(Result):
     step: int
     expandable: bool
     run: Run
-    largest: int  # request that would still be granted
 
     @property
     def free(self) -> int:
@@ -57,13 +56,13 @@ class Memory(Result):
     @property
     def fragmentation(self) -> float:
         """The share of what is free that no single request can get."""
-        return max(0.0, 1 - self.largest / self.free) if self.free >= MiB else 0.0
+        return max(0.0, 1 - self.run.largest / self.free) if self.free >= MiB else 0.0
 
     @property
     def finding(self) -> str:
         now = self.run.now
         if not self.step:
-            return f"All {mib(self.capacity)} are the driver's: PyTorch has taken none yet"
+            return f"All {mib(self.capacity)} are the driver’s: PyTorch has taken none yet"
         command, before = self.commands[self.step - 1], self.run.moments[-2]
         if now.error:
             return self._failed(command)
@@ -82,56 +81,54 @@ class Memory(Result):
         if self.cached:
             many = len(self.run.segments)
             segments = f"each of the {many} segments" if many > 1 else "the segment"
-            return (
-                f"empty_cache gives nothing back: {segments} holds a tensor, and {mib(self.cached)} of free memory stay"
-                " reserved"
-            )
+            kept = f"{segments} holds a tensor, and {mib(self.cached)} of free memory stay reserved"
+            return f"empty_cache gives nothing back: {kept}"
         return "empty_cache has nothing to give back: every segment is full"
 
     def _failed(self, command: Command) -> str:
         assert command.nbytes is not None
         if self.free < command.nbytes:
-            return f"{command} does not fit: only {mib(self.free)} are free in all"
-        if self.largest >= command.nbytes:
-            return (
-                f"{command} fails where {mib(self.largest)} would fit: a request below 10 MiB that finds no block takes"
-                " a whole segment"
-            )
-        return f"{command} does not fit: {mib(self.free)} are free, at most {mib(self.largest)} of them in one piece"
+            return f"{command.words} does not fit: only {mib(self.free)} are free in all"
+        if self.run.largest >= command.nbytes:
+            whole = "a request below 10 MiB that finds no block takes a whole segment"
+            return f"{command.words} fails where {mib(self.run.largest)} would fit: {whole}"
+        before, vain = self.commands[max(self.step - 2, 0)], ""
+        if before.text == "empty_cache" and not self.run.moments[-2].given:
+            vain = "empty_cache gave nothing back, "
+        free = f"at most {mib(self.run.largest)} of the {mib(self.free)} free are in one piece"
+        return f"{vain}{command.words} does not fit: {free}"
 
     def _allocated(self, command: Command, asked: int, now: Moment, before: Moment) -> str:
         if now.retried:
-            return (
-                f"{command} found the device full: the allocator gave {mib(now.given)} of its cache back and took"
-                f" {mib(now.taken)}, a slow retry"
-            )
+            gave = f"the allocator gave {mib(now.given)} of its cache back and took {mib(now.taken)}, a slow retry"
+            return f"{command.words} found the device full: {gave}"
         if now.taken and self.expandable:
-            grown = f"{command} lets its segment grow by {mib(now.taken)}"
+            grown = f"{command.words} lets its segment grow by {mib(now.taken)}"
             return f"{grown}: the new memory goes on where the old ends, as one piece"
         if now.taken:
             rest = now.taken - now.block
-            found = f"{command} takes {mib(now.taken)} from the driver"
+            found = f"{command.words} takes {mib(now.taken)} from the driver"
             if rest > 0:
                 return f"{found}: {mib(now.block)} for {command.name}, and {mib(rest)} for what comes next"
         else:
-            found = f"{command} fits into a free block: the driver is not asked"
+            found = f"{command.words} fits into a free block: the driver is not asked"
         if now.block - asked > MiB // 2:
             return f"{found}, and all of the {mib(now.block)} are its own, as a rest of up to 1 MiB is not split off"
         return found
 
     def rows(self) -> list[Row]:
         now = self.run.now
-        rows = [("GPU memory", mib(self.capacity), "")]
         done = self.commands[self.step - 1].text if self.step else "nothing yet"
-        rows.append((f"step {self.step} of {len(self.commands)}", done, ""))
-        rows += [
+        rows = [
+            ("GPU memory", mib(self.capacity), ""),
+            (f"step {self.step} of {len(self.commands)}", done, ""),
             ("allocated", mib(now.allocated), "virtual"),
             ("requested", mib(self.run.requested), "virtual"),
             ("reserved", mib(now.reserved), "virtual"),
             ("reserved, peak", mib(self.run.peak), "virtual"),
             ("free in segments", mib(self.cached), "virtual"),
             ("free on the device", mib(self.run.free), "virtual"),
-            ("largest request that still fits", mib(self.largest), "virtual"),
+            ("largest request that still fits", mib(self.run.largest), "virtual"),
             ("fragmentation", f"{percent(self.fragmentation)} of what is free is out of its reach", "virtual"),
             ("retries with an emptied cache", str(self.run.retries), "virtual"),
             ("out of memory", count(self.run.failures, "time"), "virtual"),
@@ -159,9 +156,7 @@ def simulate(script: str, step: int, memory: int, max_split: int, expandable: bo
     commands = tuple(read(EXAMPLES.get(script, script)))
     step = min(step, len(commands))
     settings = Settings(max_split_size_mb=max_split or None, expandable_segments=expandable)
-    capacity, done = memory * MiB, commands[:step]
-    largest = largest_request(done, capacity, settings)
-    return Memory(capacity, commands, step, expandable, run(done, capacity, settings), largest)
+    return Memory(memory * MiB, commands, step, expandable, run(commands[:step], memory * MiB, settings))
 
 
 def limits(values: Mapping[str, Any]) -> dict[str, Limit]:

@@ -1,7 +1,4 @@
-"""A training step on N GPUs: DDP's ring all-reduce beside backward, and DataParallel, which overlaps nothing.
-
-The times are those of `model`; `result` adds them up, `picture` draws them.
-"""
+"""The controls of a training step on N GPUs: DDP's ring all-reduce beside backward, and DataParallel's copies."""
 
 from __future__ import annotations
 

@@ -9,18 +9,14 @@ from ..base.simulator import Result, Row
 from ..base.words import count, duration, percent, size
 from .model import LINKS, Bucket, Copies, Work, data_parallel, ddp, hops, sent_bytes
 
+FRAMES, VIRTUAL = 100, "virtual"
+
 
 def times(speedup: float) -> str:
     """How many GPUs a speed is worth: `0.83`, `3.86`, `13.2`."""
     if speedup < 0.995:
         return f"{speedup:.2f}" if speedup >= 0.01 else "<0.01"
     return f"{speedup:.3g}"
-
-
-FRAMES = 100
-
-
-VIRTUAL = "virtual"
 
 
 @dataclass(frozen=True)
@@ -48,23 +44,9 @@ class Step(Result):
         return self.gpus * self.work.compute / self.seconds
 
     @property
-    def data_parallel_speedup(self) -> float | None:
-        seconds = self.data_parallel_seconds
-        return None if seconds is None else self.gpus * self.work.compute / seconds
-
-    @property
-    def efficiency(self) -> float:
-        return self.speedup / self.gpus
-
-    @property
     def sent_bytes(self) -> float:
         """What each GPU sends in a DDP step, and as much is what it receives."""
         return sent_bytes(self.work.gradient_bytes, self.gpus)
-
-    @property
-    def through_first_gpu(self) -> float:
-        """What leaves GPU 0 in a DataParallel step, and as much is what reaches it."""
-        return self.work.gradient_bytes + (self.gpus - 1) * self.work.output_bytes if self.gpus > 1 else 0
 
     @property
     def ring(self) -> float:
@@ -133,7 +115,7 @@ class Step(Result):
             ("of it latency", percent(self.latency / self.ring if self.ring else 0), VIRTUAL),
             ("of it behind backward", percent(self.hidden), VIRTUAL),
             ("step, DDP", duration(self.seconds), VIRTUAL),
-            ("scaling efficiency, DDP", percent(self.efficiency), VIRTUAL),
+            ("scaling efficiency, DDP", percent(self.speedup / self.gpus), VIRTUAL),
         ]
         if other is None:
             return [*rows, ("step, DataParallel", "one process cannot leave its machine", "")]
@@ -141,7 +123,6 @@ class Step(Result):
             *rows,
             ("step, DataParallel", duration(other), VIRTUAL),
             ("scaling efficiency, DataParallel", percent(self.work.compute / other), VIRTUAL),
-            ("through GPU 0, DataParallel", f"{size(round(self.through_first_gpu))} out, as much in", ""),
         ]
 
 

@@ -1,14 +1,11 @@
-"""What a GPU is made of, with a kernel running on it: SMs and their lanes, warps that take turns, blocks in waves.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""What a GPU is made of, with a kernel on it: SMs and their lanes, warps that take turns, blocks in waves."""
 
 from __future__ import annotations
 
 from virtualgpu.gpus.specs import SHOWN
 
 from ..base.simulator import Choice, Play, Simulator, Slider, State
-from .model import MOST_LANES, MOST_ROOM, MOST_SMS, MOST_WAVES, TOY, WARP, Kernel, limits, simulate
+from .model import MOST_LANES, MOST_ROOM, MOST_SMS, MOST_WAVES, TOY, WARP, Kernel, limits
 from .picture import draw
 
 
@@ -37,22 +34,22 @@ class Architecture(Simulator[Kernel]):
     primary = ("elements", "wait", "frame")
     states = (
         State(
-            "All at work",
-            {"elements": 2048, "wait": 7, "room": 8, "frame": 13},
-            "While seven warps wait, the eighth issues: eight are enough, and both waves of blocks are full.",
-        ),
-        State(
             "A last wave",
             {"elements": 2100, "wait": 7, "room": 8, "frame": 80},
-            "52 elements more need one block more: a third of the time goes to a wave that is almost empty.",
+            "33 blocks for 16 places: a third of the time goes to a last wave of one block, and three SMs are idle.",
+        ),
+        State(
+            "All at work",
+            {"elements": 2048, "wait": 7, "room": 8, "frame": 13},
+            "52 elements fewer save a third of the time. While seven warps wait, the eighth issues: eight are enough.",
         ),
         State(
             "Too few warps",
-            {"elements": 2048, "wait": 31, "room": 8, "frame": 13},
+            {"elements": 2048, "wait": 31, "room": 8, "frame": 33},
             "Memory is far away: with a wait of 31 clocks and eight warps the lanes stand still most of the time.",
         ),
     )
-    model = staticmethod(simulate)
+    model = Kernel
     draw = staticmethod(draw)
     limits = staticmethod(limits)
     leaves_out = (

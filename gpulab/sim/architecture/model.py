@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from virtualgpu.gpus.specs import SHOWN, Spec
+from virtualgpu.gpus.specs import SHOWN
 
 from ..base.simulator import Limit, Result, Row
-from ..base.words import count, duration, percent
+from ..base.words import count, percent
 
 WARP = 32
 INSTRUCTIONS = 4  # of every thread, one after another
@@ -29,7 +29,6 @@ VIRTUAL = "virtual: toy kernel"
 # capability); the others have the most.
 ROOM = {(7, 5): (32, 16), (8, 6): (48, 16), (8, 9): (48, 24)}
 MOST_ROOM = (64, 32)
-BYTES = 8  # read and written per element, in fp32
 
 
 class Warp(NamedTuple):
@@ -62,11 +61,11 @@ class Kernel(Result):
     wait: int  # clocks
     elements: int
     frame: int
-    look: int = 1  # the SM that is seen close up
+    look: int = 1  # the SM that is seen close up, from 1
 
-    @property
-    def spec(self) -> Spec | None:
-        return SHOWN.get(self.gpu)
+    def __post_init__(self) -> None:
+        if self.lanes % WARP:
+            raise ValueError(f"lanes is {self.lanes}; it must be 32, 64, 96 or 128: a warp has {WARP} threads")
 
     @property
     def rows_of_lanes(self) -> int:
@@ -217,18 +216,15 @@ class Kernel(Result):
         return f"{found}: the {wave} of blocks fills {percent(last.resident)} of the GPU"
 
     def rows(self) -> list[Row]:
-        spec, last = self.spec, self.waves[-1]
+        spec, last = SHOWN.get(self.gpu), self.waves[-1]
         cap = limits_of(self.gpu)[0]
         recorded = "recorded: data sheet" if spec else ""
-        clock = clock_ghz(self.gpu)
         rows = [
             ("GPU", spec.product if spec else "a toy", recorded),
             ("lanes (“CUDA cores”)", f"{self.sms} SMs × {self.lanes} = {self.all_lanes:,}", recorded),
             ("a block", f"{count(self.threads, 'thread')} = {count(self.warps_per_block, 'warp')} of {WARP}", ""),
             ("resident on an SM", f"{count(self.resident, 'warp')} = {count(self.blocks_per_sm, 'block')}", ""),
             ("occupancy", f"{self.resident} of {cap} warps = {percent(self.resident / cap)}", ""),
-            ("resident on the GPU", f"{self.places * self.threads:,} threads", ""),
-            ("issuing in a clock", f"up to {self.sms * self.rows_of_lanes} warps", ""),
             ("warps an SM needs to hide the wait", f"{self.needed} for {count(self.wait, 'clock')}", VIRTUAL),
             ("blocks", f"{self.blocks:,} for {self.places:,} places", ""),
             ("waves", f"{len(self.waves)}, the last with {count(last.blocks, 'block')}", ""),
@@ -242,38 +238,12 @@ class Kernel(Result):
         ]
         if spec and spec.tflops["fp32"] and spec.tflops["fp16"]:
             fp32, fp16 = spec.tflops["fp32"], spec.tflops["fp16"]
-            rows += [
-                ("peak of the lanes, fp32", f"{fp32:g} TFLOPS", recorded),
-                ("peak of the tensor cores, fp16", f"{fp16:g} TFLOPS = {fp16 / fp32:.2g} × the lanes", recorded),
-                ("one instruction on every element", duration(self.instruction_seconds), "virtual: at the peak"),
-                ("reading and writing every element", duration(self.memory_seconds), "virtual: at the peak"),
-            ]
-        else:
-            peak = 2 * self.all_lanes * clock / 1000
-            rows.append(("peak of the lanes, fp32", f"{peak:.3g} TFLOPS", f"virtual: at an A100’s {clock:.2f} GHz"))
-        return rows
-
-    @property
-    def instruction_seconds(self) -> float:
-        """One instruction on every element, all lanes at work."""
-        return math.ceil(self.elements / self.all_lanes) / clock_ghz(self.gpu) / 1e9
-
-    @property
-    def memory_seconds(self) -> float:
-        """Reading and writing each element once, at the data sheet's rate; 0 where there is no data sheet."""
-        return BYTES * self.elements / (self.spec.bandwidth_gbps * 1e9) if self.spec else 0.0
-
-
-def simulate(
-    gpu: str, sms: int, lanes: int, threads: int, room: int, wait: int, elements: int, frame: int, look: int = 1
-) -> Kernel:
-    """A kernel with a thread for each of `elements`, in blocks of `threads`, and what it is doing at `frame`.
-
-    `look` is the number of the SM that is seen close up, from 1.
-    """
-    if lanes % WARP:
-        raise ValueError(f"lanes is {lanes}; it must be 32, 64, 96 or 128: a warp has {WARP} threads")
-    return Kernel(gpu, sms, lanes, threads, room, wait, elements, frame, look)
+            tensor = f"{fp16:g} TFLOPS = {fp16 / fp32:.2g} × the lanes"
+            rows.append(("peak of the lanes, fp32", f"{fp32:g} TFLOPS", recorded))
+            return [*rows, ("peak of the tensor cores, fp16", tensor, recorded)]
+        clock = clock_ghz(self.gpu)
+        peak = f"{2 * self.all_lanes * clock / 1000:.3g} TFLOPS"
+        return [*rows, ("peak of the lanes, fp32", peak, f"virtual: at an A100’s {clock:.2f} GHz")]
 
 
 def limits_of(gpu: str) -> tuple[int, int]:
@@ -307,7 +277,7 @@ def limits(values: Mapping[str, Any]) -> dict[str, Limit]:
     most = MOST_WAVES * kernel.places * threads
     words = f"{MOST_WAVES} waves of {count(kernel.places, 'block')} of {count(threads, 'thread')} are {most:,}"
     found["elements"] = Limit(1, most, words)
-    whole = simulate(gpu, sms, kernel.lanes, threads, room, values["wait"], min(values["elements"], most), 0)
+    whole = Kernel(gpu, sms, kernel.lanes, threads, room, values["wait"], min(values["elements"], most), 0)
     found["look"] = Limit(1, sms, f"there {'is' if sms == 1 else 'are'} {count(sms, 'SM')}")
     found["frame"] = Limit(0, min(whole.clocks, FRAMES) - 1, f"the kernel takes {count(whole.clocks, 'clock')}")
     return found

@@ -2,73 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY
 from virtualgpu.pictures.svg import MARGIN, Picture, bar, boxes, line, marks, rect, text
 
-from ..base.scene import END, Box, fitted, keys, note, picture, pointer
+from ..base.lanes import Axis, cursor, round_step
+from ..base.scene import END, Box, Plot, Scale, fitted, keys, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, many
-from .model import FRAMES, WARP, Kernel
+from .model import FRAMES, WARP, Kernel, Warp
 
-MAP_RIGHT, MAP_TOP, MAP_BOTTOM = 424.0, 40.0, 246.0
-CLOSE_LEFT = 448.0
-CHART_TOP, CHART_BOTTOM = 296.0, 428.0
+MAP_WIDE, MAP_TOP, MAP_BOTTOM = 406.0, 48.0, 250.0
+CLOSE_LEFT, CLOSE_WIDE = 464.0, 362.0  # of what is in the frame
+CHART_LEFT, CHART_TOP, CHART_BOTTOM = 68.0, 314.0, 406.0
 
 
 def draw(kernel: Kernel) -> Picture:
     """All SMs, one of them close up, and the waves of the whole kernel."""
-    return picture(kernel, 454.0, _map(kernel), _close_up(kernel), _waves(kernel))
+    return picture(kernel, 434.0, _map(kernel), _close_up(kernel), _waves(kernel))
 
 
 def _map(kernel: Kernel) -> list[str]:
-    """Each SM a tile; with its lanes where there is room for them."""
-    working = kernel.working
-    lanes = sum(map(sum, working))
-    across = max(range(1, kernel.sms + 1), key=lambda columns: _fit(columns, kernel.sms))
-    wide, high = _tile(across, kernel.sms)
+    """Each SM a tile; with its lanes where there is room for them, else as full as its lanes are at work."""
+    across = max(range(1, kernel.sms + 1), key=lambda columns: min(_wide(columns), 2.2 * _high(columns, kernel.sms)))
+    wide, high = _wide(across), _high(across, kernel.sms)
     pitch = int((wide - 14) / WARP * 10) / 10
     with_lanes = pitch >= 3 and high >= 8 * kernel.rows_of_lanes
-    body = [
-        text(MARGIN, 14, f"clock {kernel.clock:,}: {lanes:,} of {kernel.all_lanes:,} lanes at work", weight="bold"),
-        _lane_key(MARGIN, 32, "lane at work" if with_lanes else "share of lanes at work; grey: no block", busy=True),
-    ]
+    lanes = f"{sum(map(sum, kernel.working)):,} of {kernel.all_lanes:,} at work"
+    body = [text(MARGIN, 20, f"{count(kernel.sms, 'SM')} × {kernel.lanes} lanes: {lanes}", weight="bold")]
     if with_lanes:
-        cores = f"{kernel.sms} × {kernel.lanes} = {kernel.all_lanes:,} “CUDA cores”"
-        body += [_lane_key(130, 32, "idle lane", busy=False), note(MAP_RIGHT, 32, cores, anchor="end")]
-    corners = [(MARGIN + sm % across * wide, MAP_TOP + sm // across * high) for sm in range(kernel.sms)]
+        body += [
+            marks(MARGIN, 27, 1, pitch=10, height=12, fill=ORANGE),
+            note(MARGIN + 14, 38, "lane (“CUDA core”) at work"),
+        ]
+        body += [marks(MARGIN + 230, 35, 1, pitch=10, height=4, fill=MUTED), note(MARGIN + 244, 38, "idle lane")]
+    else:
+        body += keys(MARGIN, 38, ("share of lanes at work", ORANGE), ("no block, no work", RULE))
     full: list[Box] = []
     empty: list[Box] = []
     levels: list[Box] = []
-    for sm, (x, y) in enumerate(corners):
-        (full if kernel.blocks_on(sm) else empty).append((x + 1.5, y + 1.5, wide - 3, high - 3))
-        if with_lanes:
-            named = high >= 40
-            top, room = y + (20 if named else 3), high - (24 if named else 6)
-            words = "" if kernel.blocks_on(sm) else ": no block, no work"
-            body += [note(x + 7, y + 17, f"SM {sm + 1}{words}")] if named else []
-            row = min(room / kernel.rows_of_lanes, 84)
-            rows = _lane_rows(kernel, working[sm], x + 7, top, pitch, row, gap=pitch // 5 + 1)
-            body += [] if words else rows
-        else:
-            part = sum(working[sm]) / kernel.lanes * (high - 3)
+    grips = []
+    for sm, working in enumerate(kernel.working):
+        x, y, here = MARGIN + sm % across * wide, MAP_TOP + sm // across * high, kernel.blocks_on(sm)
+        (full if here else empty).append((x + 1.5, y + 1.5, wide - 3, high - 3))
+        if not with_lanes:
+            part = sum(working) / kernel.lanes * (high - 3)
             levels.append((x + 1.5, y + high - 1.5 - part, wide - 3, part))
-    lay = [boxes(levels, fill=ORANGE), boxes(full, stroke=INK), boxes(empty, fill=RULE)]
-    drawn = [*lay, *body] if with_lanes else [*body, *lay]
-    for sm, (x, y) in enumerate(corners, 1):
-        drawn += [rect(x, y, wide, high, stroke=VERMILLION, edge=3)] if sm == kernel.look else []
-        drawn.append(clickable(grasp(x, y, wide, high), f"SM {sm}", look=sm))
-    return drawn
+        elif here:
+            top, room = (y + 20, high - 24) if high >= 40 else (y + 3, high - 6)
+            row = min(room / kernel.rows_of_lanes, 84)
+            body += _lane_rows(kernel, working, x + 7, top, pitch, row, gap=pitch // 5 + 1)
+        if with_lanes and high >= 40:
+            body.append(small(x + 7, y + 17, f"SM {sm + 1}{'' if here else ': no block, no work'}"))
+        grips.append(clickable(grasp(x, y, wide, high), f"SM {sm + 1}", look=sm + 1))
+    look = kernel.look - 1
+    chosen = rect(MARGIN + look % across * wide, MAP_TOP + look // across * high, wide, high, stroke=INK, edge=3)
+    tiles = [boxes(empty, fill=RULE), boxes(levels, fill=ORANGE), boxes(full, stroke=MUTED)]
+    return [*tiles, *body, chosen, *grips]
 
 
-def _fit(columns: int, tiles: int) -> float:
-    wide, high = _tile(columns, tiles)
-    return min(wide, 2.2 * high)
+def _wide(columns: int) -> float:
+    return MAP_WIDE / columns
 
 
-def _tile(columns: int, tiles: int) -> tuple[float, float]:
-    return (MAP_RIGHT - MARGIN) / columns, (MAP_BOTTOM - MAP_TOP) / -(-tiles // columns)
+def _high(columns: int, tiles: int) -> float:
+    return (MAP_BOTTOM - MAP_TOP) / -(-tiles // columns)
 
 
 def _lane_rows(
@@ -85,91 +82,73 @@ def _lane_rows(
     return body
 
 
-def _lane_key(x: float, y: float, words: str, *, busy: bool) -> str:
-    high = 12 if busy else 4
-    return marks(x, y - high + 1, 1, pitch=10, height=high, fill=ORANGE if busy else MUTED) + note(x + 14, y, words)
-
-
-SLOTS_ACROSS = 16
-
-
 def _close_up(kernel: Kernel) -> list[str]:
     """The SM that is looked at: its rows of lanes, and its resident warps, of which a few issue."""
-    warps = kernel.warps_on(kernel.look - 1)
-    states = [warp.state for warp in warps]
+    warps, rows = kernel.warps_on(kernel.look - 1), kernel.rows_of_lanes
+    across = min(kernel.room, 16)
+    slot, top = (CLOSE_WIDE + 4) / across, MAP_TOP + 12 + 16 * rows
+    high = min((MAP_BOTTOM - 48 - top) / -(-kernel.room // across) - 4, 116)
+    corners = [(CLOSE_LEFT + place % across * slot, top + place // across * (high + 4)) for place in range(kernel.room)]
+    slots = [(x, y, slot - 4, high) for x, y in corners]
+    free = slots[len(warps) :]
     words = f"SM {kernel.look}: {many(len(warps), 'warp')}; {kernel.needed:,} would hide the wait"
-    across = min(kernel.room, SLOTS_ACROSS)
-    slot = 356 / across
-    wide = slot - 4
     body = [
-        text(CLOSE_LEFT, 14, words, weight="bold"),
-        rect(CLOSE_LEFT, 24, END - CLOSE_LEFT, MAP_BOTTOM - 24, stroke=INK),
-        *_lane_rows(kernel, kernel.working[kernel.look - 1], CLOSE_LEFT + 14, 30, 11, 16, gap=2),
+        text(CLOSE_LEFT - 16, 20, words, weight="bold"),
+        note(CLOSE_LEFT - 16, 38, f"a warp is {WARP} threads: 1 clock on lanes, {kernel.wait} waiting"),
+        rect(CLOSE_LEFT - 16, MAP_TOP, END - CLOSE_LEFT + 16, MAP_BOTTOM - MAP_TOP, stroke=INK, edge=3),
+        *_lane_rows(kernel, kernel.working[kernel.look - 1], CLOSE_LEFT, MAP_TOP + 6, 8.5, 16, gap=2),
+        note(CLOSE_LEFT + 280, MAP_TOP + 19, f"{rows} × {WARP} lanes" if rows > 1 else f"{WARP} lanes"),
+        boxes(free, stroke=RULE),
     ]
-    top = 34 + 16 * kernel.rows_of_lanes
-    low = MAP_BOTTOM - 64
-    high = min((low - top - 4) / -(-kernel.room // across) - 4, 116)
-    rows = [divmod(place, across) for place in range(kernel.room)]
-    corners = [(CLOSE_LEFT + 14 + column * slot, top + 4 + row * (high + 4)) for row, column in rows]
-    taken = list(zip(corners, warps, strict=False))
-    others = [(x, y, warp) for (x, y), warp in taken if warp.state != "issuing"]
-    levels: dict[str, list[Box]] = {
-        state: [(x, y + high * (1 - w.waited), wide, high * w.waited) for x, y, w in others if w.state == state]
-        for state in ("waiting", "ready")
-    }
-    body += [
-        boxes(((x + 5, y + high / 2, wide - 10, 0.8) for x, y in corners[len(warps) :]), fill=MUTED),
-        boxes(levels["waiting"], fill=SKY),
-        boxes(levels["ready"], fill=GREEN),
-        *_hollow(levels["ready"]),
-        boxes(((x, y, wide, high) for x, y, _ in others), stroke=INK),
-        boxes(((x, y - 3, wide, high + 3) for (x, y), w in taken if w.state == "issuing"), fill=ORANGE, stroke=INK),
-    ]
-    said = {
-        "issuing": (ORANGE, ": an instruction in this clock"),
-        "waiting": (SKY, f": the level shows how far, of {count(kernel.wait, 'clock')}"),
-        "ready": (GREEN, ": others have the lanes"),
-    }
-    for place, (state, (fill, meaning)) in enumerate(said.items()):
-        y = MAP_BOTTOM - 46 + 18 * place
-        sample = (CLOSE_LEFT + 14, y - 11.0, 16.0, 12.0)
-        body += [boxes([sample], fill=fill, stroke=INK), *(_hollow([sample]) if state == "ready" else ())]
-        body.append(note(CLOSE_LEFT + 36, y, f"{states.count(state)} {state}{meaning}"))
-    y = MAP_BOTTOM - 10
-    body.append(boxes([(CLOSE_LEFT + 290, y - 5, 8, 0.8)], fill=MUTED))
-    body.append(note(CLOSE_LEFT + 304, y, "free"))
-    return body
+    if free:
+        x, y, *_ = free[0]
+        room = f"room for {count(len(free), 'more warp')}"
+        body.append(fitted(x, CLOSE_LEFT + CLOSE_WIDE - x, y + high / 2 + 5, room, "free", fill=MUTED, halo=True))
+    fills = {"issuing": ORANGE, "waiting": SKY, "ready": GREEN}
+    for state, fill in fills.items():
+        mine = [(place, warp) for place, warp in zip(slots, warps, strict=False) if warp.state == state]
+        body += _warps(mine, fill)
+    number = {state: sum(warp.state == state for warp in warps) for state in fills}
+    ready = [(f"{number['ready']} ready", GREEN)] if number["ready"] else []
+    issuing = f"{number['issuing']} issuing: on the lanes now"
+    waiting = f"{number['waiting']} waiting: the level shows how far, of {count(kernel.wait, 'clock')}"
+    body += keys(CLOSE_LEFT, MAP_BOTTOM - 28, (issuing, ORANGE), *ready)
+    return [*body, *keys(CLOSE_LEFT, MAP_BOTTOM - 10, (waiting, SKY))]
 
 
-def _hollow(slots: Iterable[Box]) -> list[str]:
-    """A second sign of the warps that are ready, beside their colour."""
-    return [boxes(((x + wide / 2 - 3, y + high / 2 - 2, 6, 4) for x, y, wide, high in slots), fill=PAPER)]
+def _warps(warps: list[tuple[Box, Warp]], fill: str) -> list[str]:
+    """Warps in one state, each as full as its wait is over; one that is ready has a second sign beside its colour."""
+    level = [(x, y + high * (1 - (w.waited or 1)), wide, high * (w.waited or 1)) for (x, y, wide, high), w in warps]
+    signs = [(x + wide / 2 - 3, y + high / 2 - 2, 6, 4) for (x, y, wide, high), w in warps if w.state == "ready"]
+    return [boxes(level, fill=fill), boxes((place for place, _ in warps), stroke=INK), boxes(signs, fill=PAPER)]
 
 
 def _waves(kernel: Kernel) -> list[str]:
     """Time to the right: how many of the places have a block, and how much of the lanes' time is used."""
-    high, unit = CHART_BOTTOM - CHART_TOP, (END - MARGIN) / kernel.clocks
-    waits = ("a block, but its warps wait", SKY)
+    clocks, lanes = kernel.clocks, kernel.all_lanes
+    plot = Plot(Scale(CHART_LEFT, END, 0, clocks), Scale(CHART_BOTTOM, CHART_TOP, 0, lanes))
+    entries = (("at work", ORANGE), ("a block, but its warps wait", SKY), ("no block", RULE))
     body = [
-        text(MARGIN, CHART_TOP - 12, f"the whole GPU over {many(kernel.clocks, 'clock')} (virtual)", weight="bold"),
-        *keys(END, CHART_TOP - 12, waits, ("lanes at work", ORANGE), ("no block", RULE), ends=True),
-        rect(MARGIN, CHART_TOP, END - MARGIN, high, fill=RULE),
+        text(MARGIN, CHART_TOP - 40, "lanes over the whole kernel (virtual)", weight="bold"),
+        *keys(END, CHART_TOP - 40, *entries, ends=True),
+        rect(*plot.box(), fill=RULE),
+        *plot.levels({0: "0", lanes: f"{lanes:,}"}),
     ]
+    apart = max(1, round(round_step(clocks / 10)))
+    for mark in range(0, clocks, apart):
+        words = f"{mark:,} clocks" if 0 < mark <= clocks - apart < mark + apart else f"{mark:,}"
+        body.append(note(plot.x.at(mark), CHART_TOP - 12, words, anchor="middle"))
     for index, wave in enumerate(kernel.waves):
-        x, wide = MARGIN + wave.start * unit, wave.clocks * unit
-        body.append(bar(x, CHART_BOTTOM - high * wave.resident, wide, high * wave.resident, fill=SKY, stroke=""))
-        busy = high * wave.busy
-        body.append(bar(x, CHART_BOTTOM - busy, wide, busy, fill=ORANGE, stroke=""))
-        body.append(line(x, CHART_TOP, x, CHART_BOTTOM, stroke=INK))
-        blocks = f"wave {index + 1}: {many(wave.blocks, 'block')}"
+        x, wide = plot.x.at(wave.start), plot.x.at(wave.clocks) - CHART_LEFT
+        for share, fill in ((wave.resident, SKY), (wave.busy, ORANGE)):
+            y = plot.y.at(share * lanes)
+            body.append(bar(x, y, wide, CHART_BOTTOM - y, fill=fill, stroke=""))
+        body.append(line(x, CHART_TOP, x, CHART_BOTTOM))
+        name, number = f"wave {index + 1}", str(index + 1)
+        blocks = f"{name}: {many(wave.blocks, 'block')}"
         whole = f"{blocks} in {kernel.places:,} places"
-        body.append(fitted(x, wide, CHART_BOTTOM + 16, whole, blocks, str(index + 1), fill=MUTED))
-    now = MARGIN + (kernel.clock + 0.5) * unit
-    moment = [
-        grasp(now - 12, CHART_TOP - 8, 24, high + 10),
-        line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=PAPER, width=6),
-        line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=INK, width=2.5),
-        pointer(now, CHART_TOP + 2, fill=VERMILLION),
-    ]
-    grip = Grip("frame", MARGIN + unit / 2, END - unit / 2, 0, min(kernel.clocks, FRAMES) - 1)
-    return [*body, draggable("".join(moment), "Time", grip)]
+        body.append(fitted(x, wide, CHART_BOTTOM + 17, whole, blocks, name, number, fill=MUTED))
+    now = cursor(Axis(CHART_LEFT, END, clocks), kernel.clock + 0.5, CHART_TOP - 6, CHART_BOTTOM + 2)
+    now += grasp(plot.x.at(kernel.clock + 0.5) - 12, CHART_TOP - 8, 24, CHART_BOTTOM - CHART_TOP + 10)
+    grip = Grip("frame", plot.x.at(0.5), plot.x.at(clocks - 0.5), 0, min(clocks, FRAMES) - 1)
+    return [*body, draggable(now, "Time", grip)]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from virtualgpu.pictures.style import INK, MUTED, PAPER, RULE, VERMILLION
 from virtualgpu.pictures.svg import SMALL, Live, hatch, length, line, num, rect, text
 
-from .scene import fitted, pointer
+from .scene import END, fitted, pointer, small
 from .touch import Grip, draggable, grasp
 
 Stretch = tuple[float, float]  # from when until when, in seconds
@@ -43,8 +43,10 @@ class Axis(NamedTuple):
             x = self.x(mark * apart)
             words = f"{mark * apart * factor:g} {unit}" if mark else "0"
             half = length(words, SMALL) / 2
+            if x + half > self.right:
+                break
             body.append(line(x, top, x, bottom, stroke=RULE))
-            if x - half > edge and x + half <= self.right:
+            if x - half > edge:
                 body.append(text(x, top - 5, words, size=SMALL, anchor="middle", fill=MUTED))
                 edge = x + half + 8
         return body
@@ -107,6 +109,13 @@ def cursor(axis: Axis, seconds: float, top: float, bottom: float) -> str:
     """The moment: a line through the lanes with a triangle at its upper end."""
     x = axis.x(seconds)
     return line(x, top, x, bottom, stroke=INK, width=1.5) + pointer(x, top + 8, fill=VERMILLION)
+
+
+def beside(x: float, base: float, *words: str) -> list[str]:
+    """Words under one another to the right of an upright line at `x`, or to its left where the right has no room."""
+    left = x + 8 + max(length(one, SMALL) for one in words) > END
+    at, anchor = (x - 8, "end") if left else (x + 8, "start")
+    return [small(at, base + 18 * row, one, anchor=anchor, halo=True) for row, one in enumerate(words)]
 
 
 def playhead(axis: Axis, until: float, top: float, bottom: float, *, last: int, over: str = "") -> Live:

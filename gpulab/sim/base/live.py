@@ -35,12 +35,7 @@ def _palettes() -> str:
     light = ";".join(f"{variable}:{colour}" for colour, variable in COLOURS.items())
     dark = ";".join(f"{variable}:{style.DARK[colour]}" for colour, variable in COLOURS.items())
     dialog = "dialog.gs-present"
-    themes = f".gpulab-sim,{dialog}{{{light}}}\n.gpulab-sim.gs-dark,{dialog}:has(.gs-dark){{{dark}}}\n"
-    for colour in (style.ORANGE, style.GREEN, style.VERMILLION):  # lines and marks carry no letters: they may be light
-        found = f"var({COLOURS[colour]})"
-        for place, part in (("", "stroke"), ("polygon", "fill")):
-            themes += f'.gpulab-sim.gs-dark {place}[{part}="{found}"]{{{part}:{colour}}}\n'
-    return themes
+    return f".gpulab-sim,{dialog}{{{light}}}\n.gpulab-sim.gs-dark,{dialog}:has(.gs-dark){{{dark}}}\n"
 
 
 @cache

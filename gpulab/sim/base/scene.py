@@ -122,11 +122,14 @@ def named_bar(left: float, base: float, name: str, parts: Iterable[Part], value:
 
 
 def keys(x: float, base: float, *entries: tuple[str, str] | tuple[str, str, bool], ends: bool = False) -> list[str]:
-    """A legend in a row from `x` on, or with `ends` up to there: for each entry words, fill, whether it is hatched."""
+    """A legend from `x` on, or with `ends` up to there: for each entry words, fill, whether it is hatched. What has no
+    room in its row begins another."""
     rooms = [length(words, SMALL) + 36 for words, *_ in entries]
     x -= sum(rooms) - 14 if ends else 0
-    body = []
+    body, left = [], x
     for (words, fill, *hatched), room in zip(entries, rooms, strict=True):
+        if x + room - 14 > END:
+            x, base = left, base + 20
         body.append(key(x, base, words, fill=fill, hatched=any(hatched)))
         x += room
     return body

@@ -36,6 +36,11 @@ def duration(seconds: float) -> str:
     return f"{number:.0f} {unit}" if number >= 9.95 or number == 0 else f"{number:.1f} {unit}"
 
 
+def article(name: str) -> str:
+    """A GPU's name with its article: `a T4`, `an H100`."""
+    return f"{'an' if name[0] in 'AHLR' else 'a'} {name}"
+
+
 def below(table: str, error: str) -> str:
     """A table with an error's text under it, in lines of its own: in a row it would push all others apart."""
     return f"{table}\n\n{textwrap.fill(error, 100, break_long_words=False, break_on_hyphens=False)}" if error else table

@@ -1,7 +1,4 @@
-"""The launch queue: the host runs ahead of the GPU or does not keep it busy, and what a timer makes of that.
-
-`model` makes the calls on the virtual GPU's clock, `result` finds out what came of them, `picture` draws it.
-"""
+"""The launch queue: the host runs ahead of the GPU or does not keep it busy, and what a timer makes of that."""
 
 from __future__ import annotations
 
@@ -50,5 +47,5 @@ class LaunchQueue(Simulator[Queue]):
     limits = staticmethod(limits)
     leaves_out = (
         "All kernels take the same time; compile is a toy: of four in a row three become one. Left out: compiling and"
-        " capturing, a graph's gaps between kernels, Python's other work, dependencies between streams within a step."
+        " capturing, a graph’s gaps between kernels, Python’s other work, dependencies between streams within a step."
     )

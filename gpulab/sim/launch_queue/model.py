@@ -11,7 +11,6 @@ from itertools import accumulate
 
 from virtualgpu.clock import hosts, rates
 from virtualgpu.clock.clock import Clock, DeviceClock, Engine, Span
-from virtualgpu.gpus import specs
 
 STEPS = 6
 FUSED = 4  # of so many kernels in a row the first is a product and stays, the others become one
@@ -72,11 +71,6 @@ class Work:
     def launches(self) -> int:
         """Launches of a step."""
         return 1 if self.mode in ("graph", "both") else len(self.durations)
-
-    @property
-    def host_seconds(self) -> float:
-        """The host's time for the launches of a step."""
-        return self.launches * self.launch * 1e-6
 
 
 @dataclass(frozen=True)
@@ -204,8 +198,3 @@ def _as_run(spans: list[Span], unsynchronised: float, end: float) -> Run:
         unsynchronised=unsynchronised,
         end=end,
     )
-
-
-def products(gpu: str) -> str:
-    """The full name of a GPU."""
-    return specs.spec(gpu).product

@@ -6,56 +6,79 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from virtualgpu.pictures.style import GREEN, INK, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, Picture, bar, dot, key, length, line, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, Picture, bar, dot, length, line, rect, shape, text
 
-from ..base.lanes import Axis, Stretch, blocks, cursor, inside, joined, playhead, veil
-from ..base.scene import END, note, picture, readouts
+from ..base.lanes import Axis, Stretch, beside, blocks, cursor, inside, joined, playhead, veil
+from ..base.scene import END, keys, note, picture
 from ..base.touch import clickable, grasp, named
 from ..base.words import count, duration, percent
 from .model import MODE_NAMES, MODES, STEPS, Run
 from .result import FRAMES, Queue
 
+Place = tuple[Stretch, tuple[str, ...], float]  # of words in a lane: when, which of them has room, their base line
+
 LEFT, RIGHT = 150.0, 772.0
-HOST, HOST_HIGH = 24.0, 30.0
-AHEAD, AHEAD_HIGH = 66.0, 42.0
-GPU, GPU_HIGH = 120.0, 76.0
-COPIES, COPIES_HIGH = 206.0, 14.0
-TIMER, TIMER_HIGH = 236.0, 26.0
-BELOW = 328.0
+HOST, HOST_HIGH = 32.0, 30.0
+AHEAD, AHEAD_HIGH = 76.0, 42.0
+GPU, GPU_HIGH = 130.0, 76.0
+LOW = GPU + GPU_HIGH + 4
+TIMER, TIMER_HIGH = 226.0, 24.0
+BELOW = 318.0
 
 
 def draw(queue: Queue) -> Picture:
     """Host, queue and GPU over time; two timers; the same step in each mode."""
     axis = Axis(LEFT, RIGHT, queue.run.end)
-    low = COPIES + COPIES_HIGH
-    bars, words = _lanes(queue.run, queue.work.streams)
-    veiled = veil(axis, queue.moment, HOST - 4, low + 4)
-    now = cursor(axis, queue.moment, HOST - 6, low + 4)
-    grip = playhead(axis, axis.seconds, HOST - 12, low + 4, last=FRAMES, over=_names(queue, axis))
-    lanes = [*axis.draw(HOST - 6, low + 4), *bars, veiled, *_flow(queue, axis), now, *words, *_labels(queue)]
-    return picture(queue, BELOW + 104, lanes, _timers(queue, axis), _comparison(queue), _readouts(queue), [grip])
+    lanes = [
+        *axis.draw(HOST - 6, LOW),
+        *_lanes(queue.run, queue.work.streams),
+        veil(axis, queue.moment, HOST - 4, LOW),
+        *_flow(queue, axis),
+        cursor(axis, queue.moment, HOST - 6, LOW),
+        *_words(queue, axis),
+        *_labels(queue),
+    ]
+    grip = playhead(axis, axis.seconds, HOST - 12, LOW, last=FRAMES, over=_names(queue, axis))
+    return picture(queue, BELOW + 104, lanes, _timers(queue, axis), _comparison(queue), [grip])
 
 
 @lru_cache(maxsize=4)
-def _lanes(done: Run, streams: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The bars, and the words over them. They stay while the moment moves."""
+def _lanes(done: Run, streams: int) -> tuple[str, ...]:
+    """The bars. They stay while the moment moves."""
     axis = Axis(LEFT, RIGHT, done.end)
+    solid = axis.seen(max(end - start for start, end in done.launches)) < 1.5  # one bar, with an edge around it
     bars = [
-        blocks(axis, done.launches, HOST, HOST_HIGH, fill=SKY, stroke=_edge(axis, done.launches)),
+        blocks(axis, done.launches, HOST, HOST_HIGH, fill=SKY, stroke=INK if solid else _edge(axis, done.launches)),
         blocks(axis, [*done.items, *done.full], HOST, HOST_HIGH, fill=VERMILLION, hatched=True),
         _backlog(done, axis),
     ]
-    words = [inside(axis, wait, ("waits",), HOST + 20) for wait in joined([*done.items, *done.full], done.end / 600)]
-    words += _step_names(done, done.launches, axis, HOST + 20, done.full)
     for stream in range(streams):
         top, high = _lane(stream, streams)
         mine = [kernel for kernel, where in zip(done.kernels, done.streams, strict=True) if where == stream]
         bars.append(rect(LEFT, top, RIGHT - LEFT, high, stroke=RULE))
         bars.append(blocks(axis, mine, top, high, fill=GREEN, stroke=_edge(axis, mine)))
-        if stream == 0:
-            words += _step_names(done, done.kernels, axis, top + high / 2 + 5)
-    bars.append(blocks(axis, done.copies, COPIES, COPIES_HIGH, fill=PURPLE, stroke=PURPLE))
-    return tuple(bars), tuple(words)
+    top, high = _lane(0, streams)
+    return (*bars, blocks(axis, done.copies, top, high, fill=PURPLE, stroke=PURPLE))
+
+
+def _words(queue: Queue, axis: Axis) -> list[str]:
+    """What is in the bars, beside the moment's line; at the line, what it meets."""
+    done, (top, high) = queue.run, _lane(0, queue.work.streams)
+    places = _steps(done, done.launches, HOST + 20, done.full) + _steps(done, done.kernels, top + high / 2 + 5)
+    places += [(wait, ("waits",), HOST + 20) for wait in joined([*done.items, *done.full], done.end / 600)]
+    found = []
+    for (start, end), words, base in places:
+        if start < queue.moment < end:  # the wider side of the line
+            early = queue.moment - start > end - queue.moment
+            start, end = (start, queue.moment) if early else (queue.moment, end)
+        found.append(inside(axis, (start, end), words, base))
+    said = ["all is done" if queue.moment >= done.end else "the GPU has nothing to run"]
+    if queue.at_work is not None:
+        said = [
+            f"{queue.name(queue.at_work)}: {queue.waited(queue.at_work)}",
+            f"{duration(queue.behind)} of work waits",
+        ]
+    return [*found, *beside(axis.x(queue.moment), AHEAD + 16, *said)]
 
 
 def _lane(stream: int, streams: int) -> tuple[float, float]:
@@ -95,20 +118,14 @@ def _edge(axis: Axis, stretches: Sequence[Stretch]) -> str:
     return INK if stretches and axis.seen(max(end - start for start, end in stretches)) >= 4 else ""
 
 
-def _step_names(
-    done: Run, stretches: Sequence[Stretch], axis: Axis, base: float, apart: Sequence[Stretch] = ()
-) -> list[str]:
-    """The number of each step over its launches, or over its kernels in the first stream; not where `apart` has part
-    in them."""
+def _steps(done: Run, stretches: Sequence[Stretch], base: float, apart: Sequence[Stretch] = ()) -> list[Place]:
+    """When each step is launched, or runs in the first stream, and its name; not where `apart` has part in it."""
     bounds: dict[int, Stretch] = {}
     for stretch, step, stream in zip(stretches, done.steps, done.streams, strict=True):
         if stream == 0:
             bounds[step] = (bounds.get(step, stretch)[0], stretch[1])
-    found = []
-    for step, (start, end) in bounds.items():
-        if not any(one < end and start < other for one, other in apart):
-            found.append(inside(axis, (start, end), (f"step {step + 1}", str(step + 1)), base))
-    return found
+    free = {n: b for n, b in bounds.items() if not any(one < b[1] and b[0] < other for one, other in apart)}
+    return [(bound, (f"step {step + 1}", str(step + 1)), base) for step, bound in free.items()]
 
 
 def _backlog(done: Run, axis: Axis) -> str:
@@ -141,57 +158,50 @@ def _labels(queue: Queue) -> list[str]:
         note(END, HOST - 11, "busy", anchor="end"),
         text(MARGIN, HOST + 20, "host launches"),
         text(END, HOST + 20, percent(queue.launching), anchor="end", weight="bold"),
-        text(MARGIN, AHEAD + 18, "ahead of the"),
-        text(MARGIN, AHEAD + 35, "GPU: the queue"),
+        text(MARGIN, AHEAD + 18, "in the queue"),
+        note(MARGIN, AHEAD + 36, "launched, not run"),
         line(LEFT, AHEAD + AHEAD_HIGH, RIGHT, AHEAD + AHEAD_HIGH, stroke=RULE),
         text(MARGIN, GPU + 34, queue.gpu or "GPU"),
         note(MARGIN, GPU + 52, count(queue.work.streams, "stream")),
         text(END, GPU + GPU_HIGH / 2 + 5, percent(queue.running), anchor="end", weight="bold"),
-        *([note(MARGIN, COPIES + 12, ".item() copies")] if queue.run.copies else []),
     ]
 
 
 def _timers(queue: Queue, axis: Axis) -> list[str]:
-    body = []
-    reads = (("no synchronize", queue.run.unsynchronised, ORANGE), ("synchronize first", queue.run.end, RULE))
+    """What each reads; one that is far off has a colour."""
+    body, off = [], queue.timer < 0.8 * queue.step
+    reads = (
+        ("no synchronize", queue.run.unsynchronised, ORANGE if off else RULE),
+        ("synchronize", queue.run.end, RULE),
+    )
     for row, (name, seconds, fill) in enumerate(reads):
         top = TIMER + row * (TIMER_HIGH + 8)
         words = f"timer reads {duration(seconds)}: {duration(seconds / STEPS)} a step"
         wide = axis.seen(seconds)
         outside = LEFT + wide + 8 + length(words, bold=True) <= END
-        body.append(text(MARGIN, top + 18, name))
+        body.append(text(MARGIN, top + 17, name))
         body.append(bar(LEFT, top, wide, TIMER_HIGH, fill=fill))
-        body.append(text(LEFT + (wide if outside else 0) + 8, top + 18, words, weight="bold"))
+        body.append(text(LEFT + (wide if outside else 0) + 8, top + 17, words, weight="bold"))
     return body
 
 
 def _comparison(queue: Queue) -> list[str]:
     """The same step in every mode: each row chooses its own."""
-    body = [note(MARGIN, BELOW, "the same step, launched otherwise: click (virtual)")]
-    left, unit = 244.0, 112 / max(queue.modes)
+    waits = [("the host waits", VERMILLION, True)] if queue.run.items or queue.run.full else []
+    copies = [("copy for .item()", PURPLE, False)] if queue.run.copies else []
+    body = [
+        text(MARGIN, BELOW, "a step by how it is launched (virtual): click one", weight="bold"),
+        *keys(END, BELOW, *waits, *copies, ends=True),
+    ]
+    left, unit, eager = 244.0, 480 / max(queue.modes), queue.modes[0]
     for row, (mode, seconds) in enumerate(zip(MODES, queue.modes, strict=True)):
-        base, here = BELOW + 23 + row * 23, mode == queue.work.mode
-        weight = "bold" if here else ""
-        drawn = rect(MARGIN - 4, base - 16, 426, 22, fill=PAPER)
+        base, here = BELOW + 25 + row * 23, mode == queue.work.mode
+        weight, same = "bold" if here else "", row and not here and seconds > 0.98 * eager
+        drawn = rect(MARGIN - 4, base - 16, END - MARGIN + 4, 22, fill=PAPER)
         drawn += dot(MARGIN + 5, base - 5, 5, fill=PAPER, stroke=INK)
         drawn += dot(MARGIN + 5, base - 5, 3, fill=INK) if here else ""
         drawn += text(MARGIN + 18, base, MODE_NAMES[mode], weight=weight)
         drawn += bar(left, base - 12, seconds * unit, 15, fill=GREEN if here else PAPER)
-        drawn += text(left + seconds * unit + 8, base, duration(seconds), weight=weight)
+        drawn += text(left + seconds * unit + 8, base, "no gain" if same else duration(seconds), weight=weight)
         body.append(clickable(drawn, f"Launched by {MODE_NAMES[mode]}: {duration(seconds)} a step", mode=mode))
     return body
-
-
-def _readouts(queue: Queue) -> list[str]:
-    left, moment, running = 470.0, duration(queue.moment) if queue.moment else "0", queue.at_work
-    found = [
-        (f"at {moment} the GPU runs", "nothing" if running is None else queue.name(running)),
-        ("", "" if running is None else queue.fate(running)),
-        (f"work before the GPU at {moment}", duration(queue.behind) if queue.behind > 1e-9 else "none"),
-        ("each .item() costs", duration(queue.item_cost))
-        if queue.run.items
-        else ("of the GPU's capacity in use", percent(queue.used)),
-    ]
-    waits = key(left, BELOW, "the host waits", fill=VERMILLION, hatched=True)
-    told = readouts(left, END, BELOW + 23, found, apart=23)
-    return [waits, *told] if queue.run.items or queue.run.full else told

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from virtualgpu.gpus.specs import spec
+
 from ..base.lanes import total
 from ..base.simulator import Limit, Result, Row
 from ..base.words import count, duration, percent
-from .model import MODE_NAMES, MODES, SHAPE, STEPS, Run, Work, addition_us, products, run, seconds
+from .model import MODE_NAMES, MODES, SHAPE, STEPS, Run, Work, addition_us, run, seconds
 
 VIRTUAL = "virtual"
 FRAMES = 100
@@ -52,11 +54,6 @@ class Queue(Result):
         """The share of the time in which the host launches."""
         return total(self.run.launches) / self.run.end
 
-    @cached_property
-    def ahead(self) -> float:
-        """The most work that waits for the GPU, in seconds."""
-        return max(behind for _, behind in self.run.backlog)
-
     @property
     def item_cost(self) -> float:
         """What one `.item()` adds."""
@@ -77,50 +74,42 @@ class Queue(Result):
         part = f", kernel {kernel % each + 1}" if self.work.launches > 1 else ""
         return f"step {self.run.steps[kernel] + 1}{part}"
 
+    def waited(self, kernel: int) -> str:
+        """For how long it was launched and did not run."""
+        return f"waited {_time(self.run.kernels[kernel][0] - self.run.launches[kernel][1])}"
+
     def fate(self, kernel: int) -> str:
-        """When it was launched and how long it waited for the GPU."""
-        launched, started = self.run.launches[kernel][1], self.run.kernels[kernel][0]
-        return f"launched at {duration(launched)}, waited {_time(started - launched)}"
+        return f"launched at {duration(self.run.launches[kernel][1])}, {self.waited(kernel)}"
 
     @property
     def finding(self) -> str:
-        launches = count(self.work.launches, "launch")
-        timer, step, running = duration(self.timer), duration(self.step), percent(self.running)
+        busy = f"a kernel is running {percent(self.running)} of the time"
+        item = f"and costs {duration(self.item_cost)}; {busy}"
         if self.timer < 0.8 * self.step:
-            why = "it has timed the launches, not the work"
-            return f"A timer without synchronize reads {timer} a step, the GPU takes {step}: {why}"
+            reads = f"A timer without synchronize reads {duration(self.timer)} a step"
+            return f"{reads}, the GPU takes {duration(self.step)}: it has timed the launches, not the work"
         if self.running < 0.7 and self.run.items and self.item_cost > 0.2 * self.step * self.work.item:
-            return (
-                f"Each .item() leaves the GPU without work and costs {duration(self.item_cost)};"
-                f" a kernel is running {running} of the time"
-            )
+            return f"Each .item() leaves the GPU without work {item}"
         if self.running < 0.7:
             extra = "; more streams launch no faster" if self.work.streams > 1 else ""
-            return f"Launch-bound: a kernel is running {running} of the time, else the GPU waits for the host{extra}"
+            return f"Launch-bound: {busy}, else the GPU waits for the host{extra}"
         if self.run.items:
-            return (
-                f"Each .item() makes the host wait and costs {duration(self.item_cost)};"
-                f" a kernel is running {running} of the time"
-            )
+            return f"Each .item() makes the host wait {item}"
         if self.used < 0.7:
-            return (
-                f"A kernel is running {running} of the time, yet {percent(self.used)} of the GPU's capacity is in use"
-            )
-        return f"Host and GPU keep step: a kernel is running {running} of the time, {launches} a step"
+            return f"A{busy[1:]}, yet {percent(self.used)} of the GPU’s capacity is in use"
+        return f"Host and GPU keep step: {busy}, {count(self.work.launches, 'launch')} a step"
 
     def rows(self) -> list[Row]:
         work, moment = self.work, self.moment
         fused = f" in {len(work.durations)}" if len(work.durations) < work.kernels else ""
-        launched = sum(end <= moment for _, end in self.run.launches)
         rows = [
             ("kernels per step", f"{work.kernels}{fused}, {count(work.launches, 'launch')}", ""),
             ("step", duration(self.step), VIRTUAL),
             ("a timer without synchronize reads", f"{duration(self.timer)} a step", VIRTUAL),
-            ("a timer after synchronize reads", f"{duration(self.step)} a step", VIRTUAL),
             ("a kernel is running", f"{percent(self.running)} of the time", VIRTUAL),
-            ("of the GPU's capacity in use", percent(self.used), VIRTUAL),
+            ("of the GPU’s capacity in use", percent(self.used), VIRTUAL),
             ("host launching", f"{percent(self.launching)} of the time", VIRTUAL),
-            ("host ahead of the GPU by up to", duration(self.ahead), VIRTUAL),
+            ("host ahead of the GPU by up to", duration(max(behind for _, behind in self.run.backlog)), VIRTUAL),
             ("host waits for values", _time(total(self.run.items)), VIRTUAL),
             ("host waits, the launch queue is full", _time(total(self.run.full)), VIRTUAL),
             ("each .item() costs", duration(self.item_cost) if self.run.items else "–", VIRTUAL),
@@ -128,8 +117,8 @@ class Queue(Result):
         modes = zip(MODES, self.modes, strict=True)
         rows += [(f"step, {MODE_NAMES[mode]}", duration(took), VIRTUAL) for mode, took in modes]
         runs = "nothing" if self.at_work is None else f"{self.name(self.at_work)}, {self.fate(self.at_work)}"
-        now = f"{percent(launched / len(self.run.launches))} launched, work before the GPU: {_time(self.behind)}"
-        now += f"; it runs {runs}"
+        launched = percent(sum(end <= moment for _, end in self.run.launches) / len(self.run.launches))
+        now = f"{launched} launched, work before the GPU: {_time(self.behind)}; it runs {runs}"
         return [*rows, (f"at {duration(moment) if moment else 0}", now, VIRTUAL)]
 
 
@@ -153,5 +142,7 @@ def limits(values: Mapping[str, Any]) -> dict[str, Limit]:
     if not values["gpu"]:
         return {}
     took = addition_us(values["gpu"])
-    words = f"adding two {SHAPE[0]} × {SHAPE[1]} fp32 tensors takes {took} µs on {products(values['gpu'])} (virtual)"
+    words = (
+        f"adding two {SHAPE[0]} × {SHAPE[1]} fp32 tensors takes {took} µs on {spec(values['gpu']).product} (virtual)"
+    )
     return {"kernel": Limit(took, took, words)}

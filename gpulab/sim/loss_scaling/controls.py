@@ -1,7 +1,4 @@
-"""Loss scaling: the sizes of the gradients against what fp16 can hold, and the scale over the steps of a run.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""Loss scaling: the sizes of the gradients against what fp16 can hold, and the scale over the steps of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ class LossScaling(Simulator[Run]):
 
     controls = (
         Slider("scale_power", "First scale, power of 2", 0, 24, 16),
-        Slider("step", "Look at step", 1, STEPS, 1),
+        Slider("step", "Look at step", 1, STEPS, STEPS),
         Slider("largest_power", "Largest, power of 2", -20.0, 10.0, 0.5, step=0.5),
         Slider("spread", "Spread", 1.0, 10.0, 5.0, unit="powers of two", step=0.5),
         Slider("bad_batches", "Bad batches", 0, 200, 0, unit="in 10,000"),
@@ -31,24 +28,12 @@ class LossScaling(Simulator[Run]):
         _state(
             "Begin high",
             16,
-            1,
-            0,
-            "65,536 is too large: one step is lost, and the scale is found. Drag the histogram.",
-        ),
-        _state(
-            "Begin at 1",
-            0,
             STEPS,
             0,
-            "No step is lost, but doubling every 2,000 steps comes nowhere.",
+            "65,536 is too large: one step is lost, and the scale is found. Click the mark of step 1: what is inf?",
         ),
-        _state(
-            "Bad batches",
-            16,
-            1900,
-            200,
-            "Two batches in a hundred are NaN at any scale, and the scaler has no floor.",
-        ),
+        _state("Begin at 1", 0, STEPS, 0, "No step is lost, but doubling every 2,000 steps comes nowhere."),
+        _state("Bad batches", 16, 1900, 200, "Two batches in a hundred are NaN at any scale; the scaler has no floor."),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

@@ -139,6 +139,10 @@ class Run(Result):
         if after > now:
             without = "a step" if self.growth_interval == 1 else f"{self.growth_interval:,} steps"
             return f"{without} without an inf: the scale doubles to {size(after)}"
+        if self.largest == "0":
+            return (
+                f"all gradients are 0, which is finite: the optimizer steps with nothing, the scale stays {size(now)}"
+            )
         return f"all gradients are finite: the optimizer steps, and the scale stays {size(now)}"
 
     def rows(self) -> list[Row]:

@@ -5,22 +5,8 @@ from __future__ import annotations
 import math
 from itertools import groupby
 
-from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import (
-    MARGIN,
-    SMALL,
-    Picture,
-    bar,
-    dot,
-    hatch,
-    key,
-    length,
-    line,
-    num,
-    polyline,
-    rect,
-    text,
-)
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, hatch, length, line, num, polyline, rect, text
 
 from ..base.scene import END, Plot, Scale, arrow, between, diamond, line_key, note, picture, pointer, small
 from ..base.touch import Grip, clickable, draggable, grasp
@@ -42,21 +28,22 @@ def _zones(run: Run) -> list[str]:
     """What fp16 makes of each size, and the share of the scaled gradients that are of it."""
     shares = run.shares(run.scale)
     body = []
-    for name, share, low, high in (
-        ("become 0", shares.zero, LOW, TO_ZERO),
-        ("subnormal", shares.subnormal, TO_ZERO, TO_NORMAL),
-        ("all bits kept", shares.normal, TO_NORMAL, TO_INF),
-        ("inf", shares.inf, TO_INF, HIGH),
+    for name, share, low, high, fill in (
+        ("become 0", shares.zero, LOW, TO_ZERO, VERMILLION),
+        ("subnormal", shares.subnormal, TO_ZERO, TO_NORMAL, ORANGE),
+        ("all bits kept", shares.normal, TO_NORMAL, TO_INF, SKY),
+        ("inf", shares.inf, TO_INF, HIGH, VERMILLION),
     ):
         x, wide = POWERS.at(low), POWERS.at(high) - POWERS.at(low)
-        if name in ("become 0", "inf"):
+        middle = x + wide / 2 + 7
+        if fill == VERMILLION:
             body.append(hatch(x, 22, wide, AXIS - 22, stroke=RULE, gap=12))
         body.append(rect(x, 22, wide, AXIS - 22, stroke=MUTED))
-        body.append(text(x + wide / 2, 40, name, anchor="middle", halo=True))
-        body.append(text(x + wide / 2, 58, part(share), anchor="middle", weight="bold", halo=True))
-    small_ones = {power / math.log10(2): f"1e{power}" for power in (-16, -12)}
-    marks = small_ones | {TO_ZERO: "3e-08", TO_NORMAL: "6e-05", 0: "1", TO_INF: "65,504"}
-    return [*body, *POWERS.ticks(AXIS, marks)]
+        body.append(bar(middle - length(name) / 2 - 13, 31, 10, 10, fill=fill))
+        body.append(text(middle, 40, name, anchor="middle", halo=True))
+        body.append(text(middle, 58, part(share), anchor="middle", weight="bold", halo=True))
+    marks = {power: power_of_two(round(power)) for power in (-56, -40, TO_ZERO, TO_NORMAL)}
+    return [*body, *POWERS.ticks(AXIS, marks | {0: "1", TO_INF: "65,504"})]
 
 
 def _gradients(run: Run) -> list[str]:
@@ -66,7 +53,7 @@ def _gradients(run: Run) -> list[str]:
     plain = [run.below(power + 1) - run.below(power) for power in powers]
     # the tallest bar of the whole curve, whether it is in the picture or not
     unit = (AXIS - BARS_TOP) / (run.below(run.centre + 0.5) - run.below(run.centre - 0.5))
-    body = [key(LEFT, 12, f"sizes of the gradients in step {run.step:,}, scaled by {size(run.scale)}", fill=SKY)]
+    body = [note(LEFT, 12, f"sizes of the gradients in step {run.step:,}, scaled by {size(run.scale)} (virtual)")]
     words = f"without scaling: {part(run.shares(1.0).zero)} become 0"
     body.append(line_key(RIGHT - length(words, SMALL) - 24, 12, words, dash="4 3"))
     width = POWERS.at(LOW + 1) - POWERS.at(LOW)
@@ -111,7 +98,7 @@ def _scales(run: Run) -> list[str]:
     along, down = plot.x.at, plot.y.at
     body = [
         *_corridor(down(run.ceiling), down(run.floor(0.01)), run.step > STEPS / 2),
-        note(LEFT, RUN_HIGH - 13, "scale"),
+        note(RUN_LEFT - 9, RUN_HIGH - 13, "scale", anchor="end"),
         small(RUN_LEFT, RUN_HIGH - 13, f"step {run.step:,}: {run.happened}"),
     ]
     every = 8 if high - low <= 40 else 8 * math.ceil((high - low) / 40)
@@ -123,6 +110,9 @@ def _scales(run: Run) -> list[str]:
         anchor = "middle" if 0 < step < STEPS else "end" if step else "start"
         body.append(note(along(step), RUN_LOW + 42, words, anchor=anchor))
     body.append(plot.curve(_corners(run), stroke=BLUE, width=3))
+    again = next((step for step in run.skipped if step > 1 and run.scale_in(step) > run.scale_in(step - 1)), 0)
+    if again and len(run.changes) <= 10 and down(run.ceiling) - RUN_HIGH > 42:
+        body.append(small(along(again) + 8, down(run.ceiling) - 8, "doubled: inf, halved again", halo=True))
     body.append(note(RUN_LEFT - 9, RUN_LOW + 24, "skipped", anchor="end"))
     columns = {round(along(step)): step for step in reversed(run.skipped)}
     if columns:
@@ -143,10 +133,14 @@ def _corridor(ceiling: float, floor: float, left: bool) -> list[str]:
     wide = RIGHT - RUN_LEFT
     x, anchor = (RUN_LEFT + 12, "start") if left else (RIGHT - 12, "end")
     body = [rect(RUN_LEFT, RUN_HIGH, wide, RUN_LOW - RUN_HIGH, stroke=MUTED)]
+    if floor > ceiling:
+        body.append(rect(RUN_LEFT, ceiling, wide, floor - ceiling, fill=GREEN, opacity=0.25))
+    usual = "too small: over 1% of the gradients become 0"
+    thin = "too small: over 1% become 0; only scales in the green band fit"
     for top, low, clear, words in (  # no scale fits where the two zones overlap
         (RUN_HIGH, ceiling, RUN_HIGH, "too large: the largest gradient is inf"),
         (ceiling, floor, ceiling, "the scales that fit"),
-        (floor, RUN_LOW, max(floor, ceiling), "too small: over 1% of the gradients become 0"),
+        (floor, RUN_LOW, max(floor, ceiling), thin if 0 < floor - ceiling < 24 else usual),
     ):
         if top != ceiling:
             body.append(hatch(RUN_LEFT, top, wide, low - top, stroke=RULE, gap=12))

@@ -1,7 +1,4 @@
-"""What fills a GPU's memory in training, on one rank or many, and which GPUs have enough of it.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""What fills a GPU's memory in training, on one rank or many, and which GPUs have enough of it."""
 
 from __future__ import annotations
 
@@ -26,33 +23,23 @@ class MemoryBudget(Simulator[Budget]):
         Choice("optimizer", "Optimizer", OPTIMIZERS, "adam"),
         Choice("precision", "Precision", PRECISIONS, "master"),
         Choice("checkpointing", "Checkpointing", CHECKPOINTING, "none"),
-        Sizes("batch", "Batch per rank", 1, 1024, 1, unit="samples", stops=tuple(2**i for i in range(11))),
+        Sizes("batch", "Batch per rank", 1, 1024, 1, stops=tuple(2**i for i in range(11))),
         Slider("sequence", "Sequence", 0, 32_768, 2048, unit="tokens", step=128),
         Slider("resolution", "Resolution", 0, 512, 224, unit="pixels", step=32),
-        Sizes("ranks", "Ranks", 1, 1024, 1, unit="GPUs", stops=tuple(2**i for i in range(11))),
+        Sizes("ranks", "Ranks", 1, 1024, 1, stops=tuple(2**i for i in range(11))),
         Choice("parallel", "Parallelism", PARALLEL, "ddp"),
         Slider("layers", "Layers", 1, 128, 24),
         Slider("hidden", "Width", 256, 16_384, 2048, step=128),
     )
     primary = ("model", "batch", "ranks")
     states = (
-        _state(
-            "One GPU",
-            1,
-            "ddp",
-            "12.6 GiB of weights: does an 80 GB card train it? See what fills the bar.",
-        ),
-        _state(
-            "8 ranks, DDP",
-            8,
-            "ddp",
-            "Eight cards, eight copies: each rank needs more than before.",
-        ),
+        _state("One GPU", 1, "ddp", "12.6 GiB of weights: does an 80 GB card train it? See what fills the bar."),
+        _state("8 ranks, DDP", 8, "ddp", "Eight cards, eight copies: each rank needs more than before."),
         _state(
             "8 ranks, FSDP",
             8,
             "fsdp",
-            "The same eight share weights, gradients and state. The rest is the batch's: pull it.",
+            "The same eight share weights, gradients and state. The rest is the batch’s: pull it.",
         ),
     )
     model = staticmethod(simulate)

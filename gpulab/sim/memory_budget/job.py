@@ -18,7 +18,7 @@ PARALLEL = {
     "zero3": "ZeRO-3: weights too",
     "fsdp": "FSDP: as ZeRO-3, prefetching",
 }
-PARALLEL_WORDS = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp": "FSDP"}
+PARALLEL_WORDS = {name: words.partition(":")[0] for name, words in PARALLEL.items()}
 CONTEXT_BYTES = 300 << 20  # as the virtual GPU's
 MOST = 1 << 20  # no larger batch is looked for
 
@@ -41,17 +41,7 @@ class Moment(NamedTuple):
         return sum(self)
 
 
-CATEGORIES = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer state",
-    "activations": "activations",
-    "logits": "logits",
-    "temporaries": "temporaries",
-    "workspaces": "workspaces",
-    "communication": "communication",
-    "context": "CUDA context",
-}
+CATEGORIES = {name: name for name in Moment._fields} | {"optimizer": "optimizer state", "context": "CUDA context"}
 
 
 @dataclass(frozen=True)
@@ -162,25 +152,10 @@ class Job:
             return 0
         parameters = self.needs.parameters
         gradients = parameters * (4 if self.precision in ("fp32", "amp") else 2)
-        if self.sharded == 0:
-            volume = 2 * gradients
-        elif self.sharded == 3:
-            volume = gradients + 2 * parameters * self.compute_bytes
-        else:
-            volume = gradients + parameters * (4 if self.precision in ("fp32", "amp") else 2)
+        volume = gradients + (2 * parameters * self.compute_bytes if self.sharded == 3 else gradients)
         return volume * (self.ranks - 1) // self.ranks
 
     @property
     def volume(self) -> str:
         """The traffic in numbers of parameters Ψ, as the paper gives it."""
         return f"{3 if self.sharded == 3 else 2} Ψ × {self.ranks - 1}/{self.ranks}"
-
-
-def deepspeed(stage: int, parameters: int, largest_layer: int, ranks: int) -> int:
-    """Bytes of a GPU by DeepSpeed's estimator of model states: 4Ψ + 16Ψ/N, or 4 × the largest layer + 18Ψ/N.
-
-    It counts otherwise than the ZeRO paper: gradients in float32 too, and for stage 2 weights and gradients in full.
-    """
-    if stage == 2:
-        return 4 * parameters + 16 * parameters // ranks
-    return 4 * largest_layer + 18 * parameters // ranks

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from virtualgpu.gpus.specs import SHOWN, Spec
 
 from ..base.simulator import Limit, Result, Row
-from ..base.words import many, size
-from .job import CATEGORIES, MOST, PARALLEL_WORDS, Job, Moment, deepspeed
+from ..base.words import article, many, size
+from .job import CATEGORIES, MOST, PARALLEL_WORDS, Job, Moment
 from .needs import CHECKPOINTING, OPTIMIZERS, PRECISIONS, PRESETS, needs
 
 MODELS = {name: facts.words for name, facts in PRESETS.items()} | {
@@ -23,7 +23,6 @@ MODELS = {name: facts.words for name, facts in PRESETS.items()} | {
 _AS_LARGE = ("RTX3090", "RTX5090")  # as others that are shown
 _BY_MEMORY = sorted((spec for spec in SHOWN.values() if spec.name not in _AS_LARGE), key=lambda spec: spec.memory_bytes)
 TIGHT = 0.95  # of the memory: beyond it, the allocator's reserve decides
-COUNTED = ""
 
 
 class Fit(NamedTuple):
@@ -70,11 +69,9 @@ class Budget(Result):
         return stepping.weights + stepping.gradients + stepping.optimizer
 
     @property
-    def estimate(self) -> int | None:
-        """What DeepSpeed's own estimator says where it speaks (`deepspeed`)."""
-        if self.job.precision != "master" or self.job.optimizer != "adam" or self.job.sharded < 2:
-            return None
-        return deepspeed(self.job.sharded, self.job.needs.parameters, self.job.needs.largest_layer, self.job.ranks)
+    def reach(self) -> int:
+        """The peak, or that of one rank alone if it is higher: what ranks take off is seen against it."""
+        return max(self.peak.total, replace(self.job, ranks=1).peak(self.batch))
 
     @property
     def fitting(self) -> list[str]:
@@ -100,7 +97,8 @@ class Budget(Result):
             return f"only {names[0]} here has that"
         if len(names) == 2:
             return f"only {names[0]} and {names[1]} here have that"
-        return f"{'most' if 2 * len(names) > len(self.fits) else 'few'} GPUs here have that"
+        least = next(fit for fit in self.fits if fit.answer != "no")  # they are in the order of their memory
+        return f"{article(names[0])} {'has just enough' if least.answer == 'tight' else 'is enough'}"
 
     def rows(self) -> list[Row]:
         job, asked = self.job, self.job.needs
@@ -108,11 +106,11 @@ class Budget(Result):
         source = asked.source
         paper = " copy, as in the ZeRO paper" if job.precision == "master" else ""
         rows = [
-            ("model", f"{asked.words}, {asked.parameters:,} parameters", COUNTED),
-            ("optimizer, precision", f"{OPTIMIZERS[job.optimizer]}; {PRECISIONS[job.precision]}{paper}", COUNTED),
-            ("checkpointing", CHECKPOINTING[job.checkpointing], COUNTED),
-            ("batch of a rank", f"{self.batch:,} of {data}", COUNTED),
-            ("ranks", f"{job.ranks:,}" + (f", {PARALLEL_WORDS[job.parallel]}" if job.ranks > 1 else ""), COUNTED),
+            ("model", f"{asked.words}, {asked.parameters:,} parameters", ""),
+            ("optimizer, precision", f"{OPTIMIZERS[job.optimizer]}; {PRECISIONS[job.precision]}{paper}", ""),
+            ("checkpointing", CHECKPOINTING[job.checkpointing], ""),
+            ("batch of a rank", f"{self.batch:,} of {data}", ""),
+            ("ranks", f"{job.ranks:,}" + (f", {PARALLEL_WORDS[job.parallel]}" if job.ranks > 1 else ""), ""),
             ("", "as backward begins | as it ends", ""),
         ]
         for name, words in CATEGORIES.items():
@@ -122,18 +120,11 @@ class Budget(Result):
         both = " | ".join(amount(moment.total) for moment in self.moments)
         rows.append(("total of a rank", both, source))
         rows.append(("model states of a rank (ZeRO paper's count)", billions(self.states), source))
-        if self.estimate is not None:
-            rows.append(("the same by DeepSpeed's estimator", billions(self.estimate), "virtual: formula"))
         sent = f"{billions(job.traffic)}, {job.volume}" if job.ranks > 1 else "none"
         rows.append(("a rank sends in a step", sent, "virtual: ZeRO paper, section 7" if job.ranks > 1 else ""))
         for fit in self.fits:
-            rows.append(
-                (
-                    f"{fit.spec.name}, {amount(fit.spec.memory_bytes)} (recorded)",
-                    fit.words + (", no bf16 units" if fit.no_units else ""),
-                    source,
-                )
-            )
+            memory = f"{fit.spec.name}, {amount(fit.spec.memory_bytes)} (recorded)"
+            rows.append((memory, fit.words + (", no bf16 units" if fit.no_units else ""), source))
         return rows
 
 

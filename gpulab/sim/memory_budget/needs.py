@@ -11,7 +11,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 OPTIMIZERS = {
     "sgd": "SGD",
@@ -53,27 +53,6 @@ class Passes(NamedTuple):
     logits: int
     temporaries: int
     workspaces: int
-
-
-class Needs(Protocol):
-    """What a model asks of a GPU; `source` and `activations_from` say where its numbers are from."""
-
-    @property
-    def words(self) -> str: ...
-    @property
-    def parameters(self) -> int: ...
-    @property
-    def largest_layer(self) -> int: ...
-    @property
-    def source(self) -> str: ...
-    def states(self, optimizer: str, precision: str) -> States: ...
-    def passes(self, precision: str, checkpointing: str, batch: int, length: int) -> Passes:
-        """Where activations are most."""
-        ...
-
-    def end(self, precision: str, checkpointing: str, batch: int, length: int) -> Passes:
-        """Where all gradients are there, at the end of the backward pass."""
-        ...
 
 
 class Facts(NamedTuple):
@@ -291,3 +270,8 @@ class Formula:
 
     def end(self, precision: str, checkpointing: str, batch: int, length: int) -> Passes:
         return Passes(self.states("sgd", precision).gradients, 0, 0, 0, 0)
+
+
+Needs: TypeAlias = (
+    Planned | Formula
+)  # what a model asks of a GPU: `passes` where activations are most, `end` after them

@@ -1,7 +1,4 @@
-"""One number in six formats: its bits, what is stored of it, and what becomes of small updates to it.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""The controls of one number in six formats: its bits, what is stored of it, what becomes of small updates to it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What six formats make of one number, and of a weight of this size that small updates should bring to zero.
-
-The rounding itself is in `floats`; here one value is put to all formats, and the answer put into words.
-"""
+"""What six formats of `floats` make of one number, and of a weight of this size that updates should bring to zero."""
 
 from __future__ import annotations
 
@@ -35,7 +32,12 @@ class Stored:
             return "underflow"
         error = self.value / self.asked - 1  # both are exact to 53 bits, a format has 24 or fewer
         # less comes of a number and a power of ten that are read together
-        return "none" if abs(error) < 2**-50 else f"{'+' if error > 0 else '-'}{percent(abs(error))}"
+        return "none" if abs(error) < 2**-50 else f"{'+' if error > 0 else '−'}{percent(abs(error))}".replace("-", "−")
+
+    @property
+    def fits(self) -> bool:
+        """Whether the number lies between the smallest and the largest of the format."""
+        return self.outcome not in ("overflow", "clamped", "underflow")
 
     @property
     def after(self) -> float:
@@ -43,8 +45,8 @@ class Stored:
 
     @property
     def left(self) -> str:
-        """What the updates leave of the number, in per cent."""
-        return f"{round(100 * self.after / self.asked)}%" if math.isfinite(self.after) else show(self.after)
+        """What the updates leave of the number, in per cent, if it was there."""
+        return f"{show(round(100 * self.after / self.asked))}%" if self.fits else "–"
 
     @property
     def stuck(self) -> bool:
@@ -74,10 +76,6 @@ class Number(Result):
         return self.asked * (1 - self.steps / round(1 / self.share)) + 0.0
 
     @property
-    def updates(self) -> str:
-        return f"{self.steps:,} updates of -{share(self.share)}"
-
-    @property
     def finding(self) -> str:
         it, kind = self.chosen, self.chosen.format
         asked, value = show(self.asked), show(it.value)
@@ -98,8 +96,7 @@ class Number(Result):
         elif value != asked:
             found += f" as {value}"
         if it.stuck:
-            sign = "+" if self.change > 0 else "−"
-            update = f"{value} {sign} {show(abs(self.change))}"
+            update = f"{value} {'+' if self.change > 0 else '−'} {show(abs(self.change))}"
             return f"{kind.name} rounds {update} back to {value}: {self.steps:,} such updates change nothing"
         if abs(it.after - self.exact) >= 0.001 * abs(self.asked):
             return f"{found}, but small updates bring it to {after}, not to {exact}"
@@ -110,7 +107,7 @@ class Number(Result):
         it = self.chosen
         rows: list[Row] = [
             ("number", show(self.asked), ""),
-            ("updates", f"{self.updates}, exact end {show(self.exact)}", ""),
+            ("updates", f"{self.steps:,} updates of −{share(self.share)}, exact end {show(self.exact)}", ""),
         ]
         for stored in self.all:
             bits = " ".join(stored.format.fields(stored.value))
@@ -166,8 +163,8 @@ def spacings(stored: Stored) -> tuple[float, float]:
 
 
 def show(value: float, digits: int = 6) -> str:
-    """`70,000`, `0.0221863`, `1e-08`, `-0`, `inf`."""
-    return f"{value:,.{digits}g}"
+    """`70,000`, `0.0221863`, `1e−08`, `−0`, `inf`."""
+    return f"{value:,.{digits}g}".replace("-", "−")
 
 
 def share(part: float) -> str:

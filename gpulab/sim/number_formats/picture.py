@@ -5,61 +5,53 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
     Live,
     Picture,
     bar,
-    key,
     length,
     letters,
     line,
-    polyline,
     rect,
-    shape,
     text,
 )
 
-from ..base.floats import FORMATS, TF32, weight
-from ..base.scene import END, WIDTH, Scale, arrow, between, diamond, line_key, note, picture, small
+from ..base.floats import FORMATS, TF32
+from ..base.scene import END, WIDTH, Scale, arrow, between, diamond, keys, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp, named
 from .model import Number, Stored, flipped, show, spacings
 
-ROW, CHOSEN_ROW, CELL = 23.0, 36.0, 15.0
-NAME, SIGN, MANTISSA, VALUE, ERROR = 18.0, 92.0, 238.0, 597.0, 697.0
-TABLE_TOP, LOWER_TOP = 148.0, 324.0
+ROW, CHOSEN_ROW, CELL = 23.0, 32.0, 14.0
+NAME, SIGN, MANTISSA, VALUE, ERROR = 18.0, 92.0, 228.0, 566.0, 674.0
+AXIS, TABLE_TOP, RANGE_TOP = 77.0, 137.0, 339.0
 FIELDS = {"sign": GREEN, "exponent": ORANGE, "mantissa": SKY}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def draw(number: Number) -> Picture:
-    """The chosen format's number line, all formats under one another, its updates, and how far each format reaches."""
-    lower = [*_updates(number, LOWER_TOP), *_ranges(number, LOWER_TOP)]
-    return picture(number, 464.0, _number_line(number), _table(number, TABLE_TOP), lower)
+    """The chosen format's number line, all formats under one another, and how far each format reaches."""
+    return picture(number, 458.0, _number_line(number), _table(number, TABLE_TOP), _ranges(number, RANGE_TOP))
 
 
 def _table(number: Number, top: float) -> list[str]:
     """A row for each format, which chooses it; the bits of the chosen one are switches."""
-    heads = {"sign": SIGN - 9, "exponent": MANTISSA - 75, "mantissa": MANTISSA}
-    heads |= {"stored": VALUE, "error": ERROR}
+    heads = {"sign": SIGN - 9, "exponent": MANTISSA - 70, "mantissa": MANTISSA, "stored": VALUE, "error": ERROR}
     body = [note(x, top + 13, words) for words, x in heads.items()]
     body.append(note(END, top + 13, f"left after {number.steps:,}", anchor="end"))
-    body.append(Live(note(VALUE - 28, top + 13, "a click chooses a row or flips a bit", anchor="end")))
     top += 18
     for name, stored in zip(FORMATS, number.all, strict=True):
         chosen = stored is number.chosen
         high = CHOSEN_ROW if chosen else ROW
         base, bold = top + high / 2 + 5, "bold" if chosen else ""
-        after = "as fp32" if stored.format is TF32 else stored.left
-        edge = INK if chosen else ""
         words = [
-            rect(MARGIN - 6, top + 1, END - MARGIN + 12, high - 2, fill=PAPER, stroke=edge, radius=4),
+            rect(MARGIN - 6, top + 1, END - MARGIN + 12, high - 2, fill=PAPER, stroke=INK if chosen else "", radius=4),
             small(NAME, base, stored.format.name, weight=bold),
             small(VALUE, base, show(stored.value)),
             small(ERROR, base, stored.outcome),
-            small(END, base, after, anchor="end"),
+            _left(number, stored, base),
         ]
         fields = stored.format.fields(stored.value)
         lefts = (SIGN, MANTISSA - 5 - CELL * len(fields[1]), MANTISSA)
@@ -75,7 +67,19 @@ def _table(number: Number, top: float) -> list[str]:
         body.append(clickable(row, f"{stored.format.name}: {show(stored.value)}, error {stored.outcome}", format=name))
         body += bits if chosen else []
         top += high
-    return body
+    name = number.chosen.format.name
+    body.append(Live(note(MARGIN, top + 16, f"{name}’s bits: {_parts(number.chosen)}; click a bit or a row")))
+    right = round(100 * number.exact / number.asked)
+    return [*body, note(END, top + 16, f"without rounding {right}%", anchor="end")]
+
+
+def _left(number: Number, stored: Stored, base: float) -> str:
+    """What the updates have left, and whether that is right."""
+    if stored.format is TF32 or not stored.fits:
+        return note(END, base, "as fp32" if stored.format is TF32 else stored.left, anchor="end")
+    right = abs(stored.after - number.exact) < 0.005 * abs(number.asked)
+    words = f"{'✓' if right else '✗'} {stored.left}"
+    return small(END, base, words, anchor="end", weight="" if right else "bold")
 
 
 def _cells(x: float, y: float, bits: str, colour: str) -> list[str]:
@@ -92,7 +96,7 @@ def _switches(stored: Stored, x: float, y: float, bits: str, field: str, place: 
         left, behind = x + CELL * i, len(bits) - 1 - i
         drawn = rect(left, y, CELL, high, fill=FIELDS[field], stroke=INK)
         drawn += small(left + CELL / 2, y + high / 2 + 5, bit, anchor="middle", weight="bold")
-        worth = {"sign": "+ or -", "exponent": str(2**behind), "mantissa": f"1/{2 ** (i + 1)}"}[field]
+        worth = {"sign": "+ or −", "exponent": str(2**behind), "mantissa": f"1/{2 ** (i + 1)}"}[field]
         values = flipped(stored, place + behind)
         if values is None:
             body.append(named(drawn, f"{field}, {worth}: flipped it would be NaN"))
@@ -127,34 +131,32 @@ def _number_line(number: Number) -> list[str]:
     reach = (RIGHT - LEFT) / 2 / GAP * apart
     scale = Scale(LEFT, RIGHT, sign * middle - reach, sign * middle + reach)
     at, here = scale.at, max(-kind.largest, min(it.value, kind.largest))  # where inf is stored, the largest value
-    axis = 84.0
     body = _captions(number)
     start, end = _basin(it)
-    body.append(bar(at(start), axis - 20, at(end) - at(start), 40, fill=YELLOW, hatched=True, stroke=""))
-    body.append(line(LEFT, axis, RIGHT, axis))
+    body.append(bar(at(start), AXIS - 20, at(end) - at(start), 40, fill=YELLOW, hatched=True, stroke=""))
+    body.append(line(LEFT, AXIS, RIGHT, AXIS))
     ticks = [here]
     for side in (0, 1):
         value = kind.beside(here)[side]
         while value is not None and LEFT < at(value) < RIGHT:
             ticks.append(value)
             value = kind.beside(value)[side]
-    body += [line(at(value), axis - 9, at(value), axis + 9, width=2) for value in ticks]
-    body += _labels(it, here, axis, at)
+    body += [line(at(value), AXIS - 9, at(value), AXIS + 9, width=2) for value in ticks]
+    body += _labels(it, here, at)
     if math.isinf(it.value):
-        body.append(text((at(start) + at(end)) / 2, axis + 36, "stored as " + show(it.value), anchor="middle"))
-    elif kind is not TF32:
-        body.append(line(at(here), axis - 36, at(here), axis - 22, stroke=VERMILLION, width=3))
-        body.append(arrow(at(here), at(here + number.change), axis - 29, stroke=VERMILLION, width=3))
+        body.append(text((at(start) + at(end)) / 2, AXIS + 36, "stored as " + show(it.value), anchor="middle"))
+    elif kind is not TF32 and it.fits:
+        body.append(line(at(here), AXIS - 36, at(here), AXIS - 22, stroke=VERMILLION, width=3))
+        body.append(arrow(at(here), at(here + number.change), AXIS - 29, stroke=VERMILLION, width=3))
     x = at(it.asked)
     if x in (LEFT, RIGHT):  # off the line
-        head = 9.0 if x == RIGHT else -9.0
-        body.append(shape([(x, axis), (x - head, axis - 6), (x - head, axis + 6)], fill=INK))
-        x -= 2 * head
+        words = f"{show(it.asked)} →" if x == RIGHT else f"← {show(it.asked)}"
+        body.append(between(LEFT, RIGHT, x, AXIS - 26, words, weight="bold"))
     unit, over = 10.0**number.exponent, 0.1 * apart  # a little further, where the next piece begins
     low, high = middle - towards - over, middle + PAGE / 2 * apart + over
     step = 10.0 ** math.floor(math.log10(apart / unit / 16))
     grip = Grip("value", at(sign * low), at(sign * high), low / unit, high / unit, step=step)
-    moved = grasp(x - 12, axis - 12, 24, 24) + diamond(x, axis, 9)
+    moved = grasp(x - 12, AXIS - 12, 24, 24) + diamond(x, AXIS, 9)
     return [*body, draggable(moved, "Number, along the number line", grip)]
 
 
@@ -170,19 +172,14 @@ def _basin(it: Stored) -> tuple[float, float]:
 
 
 def _captions(number: Number) -> list[str]:
-    it, x = number.chosen, LEFT
-    words = f"{it.format.name}’s bits: {_parts(it)}"
-    body = [note(x, 13, words)]
-    x += length(words, SMALL) + 24
+    it, x = number.chosen, LEFT + 18
     words = f"asked for: {show(number.asked)}"
-    body += [diamond(x + 6, 9, 6), note(x + 18, 13, words)]
-    x += length(words, SMALL) + 42
-    body.append(key(x, 13, f"all of this is stored as {show(it.value)}", fill=YELLOW, hatched=True))
+    same = keys(x + length(words, SMALL) + 24, 13, (f"all of this is stored as {show(it.value)}", YELLOW, True))
+    body = [diamond(LEFT + 6, 9, 6), note(x, 13, words), *same]
     if it.format is TF32:
-        words = "no weight is kept in tf32: the updates are those of fp32"
-        return [*body, text(LEFT, 33, words)]
-    if math.isinf(it.value):
-        return [*body, text(LEFT, 33, f"{show(it.value)} stays {show(it.value)}, whatever is added")]
+        return [*body, text(LEFT, 34, "no weight is kept in tf32: the updates are those of fp32")]
+    if not it.fits:
+        return body
     ratio = abs(number.change) / spacings(it)[0]
     words = f"one update, {show(number.change)}, is {_times(ratio)}: "
     words += f"rounded back to {show(it.value)}" if it.stuck else f"the weight becomes {show(it.path[1])}"
@@ -196,7 +193,7 @@ def _parts(it: Stored) -> str:
         return f"{show(it.value)}, as the exponent is all 1"
     power = max(math.frexp(it.value)[1] - 1, 1 - it.format.bias) if it.value else 1 - it.format.bias
     significand = math.ldexp(abs(it.value), -power)
-    sign = "-" if math.copysign(1, it.value) < 0 else "+"
+    sign = "−" if math.copysign(1, it.value) < 0 else "+"
     return f"{sign}{show(significand, 8)} × 2{str(power).translate(RAISED)}"
 
 
@@ -204,81 +201,48 @@ def _times(ratio: float) -> str:
     if ratio >= 1e6:
         return "over a million spacings"
     if ratio >= 1:
-        return f"{ratio:,.0f} spacings" if ratio >= 100 else f"{ratio:.2g} spacings"
-    return f"{ratio:.2g} of the spacing"
+        number = f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2g}"
+        return f"{number} spacing{'' if number == '1' else 's'}"
+    return f"{show(ratio, 2)} of the spacing"
 
 
-def _labels(it: Stored, here: float, axis: float, at: Callable[[float], float]) -> list[str]:
+def _labels(it: Stored, here: float, at: Callable[[float], float]) -> list[str]:
     """The stored value and those beside it, and the distances between them."""
     digits, middle = 9 if it.format.mantissa > 16 else 6, at(here)
-    body = [between(LEFT, RIGHT, middle, axis + 54, show(here, digits), weight="bold")]
+    body = [between(LEFT, RIGHT, middle, AXIS + 54, show(here, digits), weight="bold")]
     for value in it.format.beside(here):
         if value is None or at(value) in (LEFT, RIGHT):
             continue
         x, apart = at(value), abs(value - here)
         near = abs(x - middle) < GAP - 1  # half a spacing: the next smaller power of two begins here
         anchor, words = "end" if x < middle else "start", show(value + 0.0, digits)
-        name = small(x, axis + 54, words, anchor=anchor)
-        body.append(name if near else between(LEFT, RIGHT, x, axis + 54, words, size=SMALL))
+        name = small(x, AXIS + 54, words, anchor=anchor)
+        body.append(name if near else between(LEFT, RIGHT, x, AXIS + 54, words, size=SMALL))
         words = show(apart, 3) + ("" if near else " apart")
-        body.append(note((x + middle) / 2, axis + 36, words, anchor="middle"))
-        body.append(line(x, axis + 9, x, axis + 39, stroke=MUTED))
-    body.append(line(middle, axis + 9, middle, axis + 39, stroke=MUTED))
+        body.append(note((x + middle) / 2, AXIS + 36, words, anchor="middle"))
+        body.append(line(x, AXIS + 9, x, AXIS + 39, stroke=MUTED))
+    body.append(line(middle, AXIS + 9, middle, AXIS + 39, stroke=MUTED))
     return body
 
 
-def _updates(number: Number, top: float) -> list[str]:
-    it, name = number.chosen, weight(number.chosen.format).name
-    left, right, high, low = 124.0, 424.0, top + 30, top + 110
-    values = [value for value in (number.asked, number.exact, it.value, it.after) if math.isfinite(value)]
-    most, least = max(values), min(values)
-
-    def place(step: float, value: float) -> tuple[float, float]:
-        return left + (right - left) * step / number.steps, low - (low - high) * (value - least) / (most - least)
-
-    body = [small(LEFT, top + 13, number.updates)]
-    x = LEFT + length(number.updates, SMALL) + 20
-    body.append(line_key(x, top + 13, name, stroke=BLUE, width=4))
-    body.append(line_key(x + length(name, SMALL) + 40, top + 13, "exact", dash="4 3"))
-    body.append(rect(left, high, right - left, low - high, stroke=RULE))
-    if math.isfinite(it.value):
-        every = max(1, len(it.path) // 100)
-        points = [place(i, it.path[i]) for i in range(0, len(it.path), every)]
-        points += [place(len(it.path) - 1, it.after), place(number.steps, it.after)]
-        body.append(polyline(points, stroke=BLUE, width=4))
-    else:  # in the corner that the line to zero leaves free
-        x, anchor = (right - 10, "end") if number.asked > 0 else (left + 10, "start")
-        body.append(text(x, high + 22, f"{name}: {show(it.value)} throughout", anchor=anchor))
-    body.append(polyline([place(0, number.asked), place(number.steps, number.exact)], width=2, dash="4 3"))
-    digits = 5
-    while show(most, digits) == show(least, digits):
-        digits += 1
-    body.append(small(left - 8, high + 6, show(most, digits), anchor="end"))
-    body.append(small(left - 8, low + 4, show(least, digits), anchor="end"))
-    body.append(note(left, low + 18, "0", anchor="middle"))
-    return [*body, note(right, low + 18, f"{number.steps:,} updates", anchor="end")]
-
-
-RANGE = Scale(552.0, RIGHT, 1e-46, 1e39, log=True)
+RANGE = Scale(SIGN, RIGHT, 1e-46, 1e39, log=True)
 
 
 def _ranges(number: Number, top: float) -> list[str]:
     """From the smallest to the largest of each format; the number is dragged from one power of ten to the next."""
-    at, names = RANGE.at, 464.0
-    body = [note(names, top + 13, "range, from smallest to largest (hatched: subnormal)")]
+    at, low = RANGE.at, top + 9 + 15 * len(number.all)
+    body = [note(SIGN, top, "range, from the smallest to the largest (hatched: subnormal)")]
     for place, stored in enumerate(number.all):
-        kind, y = stored.format, top + 24 + 15 * place
-        body.append(small(names, y + 11, kind.name, weight="bold" if stored is number.chosen else ""))
+        kind, y, chosen = stored.format, top + 9 + 15 * place, stored is number.chosen
+        body.append(small(NAME, y + 11, kind.name, weight="bold" if chosen else ""))
         a, b, c = at(kind.smallest), at(kind.smallest_normal), at(kind.largest)
-        body.append(bar(a, y, b - a, 11, fill=RULE, hatched=True, stroke=""))
-        body.append(bar(b, y, c - b, 11, fill=PURPLE, stroke=""))
-        body.append(rect(a, y, c - a, 11, stroke=INK))
-    size, low = abs(number.asked), top + 24 + 15 * len(number.all)
-    x, beside = at(size), at(size / 10.0**number.exponent) - at(1)
+        body.append(bar(a, y, b - a, 11, fill=PAPER, hatched=True))
+        body.append(bar(b, y, c - b, 11, fill=PURPLE if chosen else RULE))
+    x, beside = at(abs(number.asked)), at(abs(number.asked) / 10.0**number.exponent) - at(1)
     grip = Grip("exponent", at(1e-46) + beside, at(1e38) + beside, -46, 38)
-    moved = grasp(x - 9, top + 20, 18, low - top - 14) + line(x, top + 20, x, low, width=2) + diamond(x, low, 6)
+    moved = grasp(x - 9, top + 5, 18, low - top + 6) + line(x, top + 5, x, low, width=2) + diamond(x, low + 2, 6)
     body.append(draggable(moved, "Power of ten, along all formats", grip))
-    for power in (-40, -20, 0, 20):
-        words = f"1e{power}" if power else "1"
-        body.append(note(at(10.0**power), low + 18, words, anchor="middle"))
+    for power in range(-40, 39, 10):
+        words = f"10{str(power).translate(RAISED)}" if power else "1"
+        body.append(note(at(10.0**power), low + 20, words, anchor="middle"))
     return body

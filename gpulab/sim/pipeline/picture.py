@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 
 from virtualgpu.clock.clock import Span
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, Picture, dot, line, rect, shape, text
+from virtualgpu.pictures.style import BLUE, GREEN, INK, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import MARGIN, Picture, dot, line, rect, text
 
-from ..base.lanes import Axis, Stretch, blocks, cursor, inside, playhead, veil
-from ..base.scene import END, Plot, Scale, keys, line_key, note, picture, small
+from ..base.lanes import Axis, Stretch, blocks, cursor, inside, playhead, round_step, veil
+from ..base.scene import END, Plot, Scale, keys, note, picture, small
 from ..base.touch import clickable, draggable, grasp
 from ..base.words import count, duration, percent
 from .model import BATCHES, EPOCHS, MOST_WORKERS, Run, Work
-from .result import FRAMES, Change, Feed
+from .result import FRAMES, Change, Feed, doing
 
 LEFT, RIGHT = 150.0, 772.0
-WORKERS, WORKERS_HIGH = 24.0, 60.0
-READY, READY_HIGH = 92.0, 22.0
-MAIN, MAIN_HIGH = 121.0, 24.0
-PIN, PIN_HIGH = 150.0, 14.0
-COPY, COPY_HIGH = 169.0, 18.0
-GPU, GPU_HIGH = 192.0, 26.0
-LOW = GPU + GPU_HIGH + 4
-# From where down and how high the lanes of the main process, of copies, of the GPU are: with workers, without any.
-LANES = {True: ((MAIN, MAIN_HIGH), (COPY, COPY_HIGH), (GPU, GPU_HIGH)), False: ((24, 74), (112, 36), (162, 56))}
+TOP, LOW = 24.0, 222.0  # of the lanes
 BELOW = 304.0
+MAIN = {
+    "starts workers": BLUE,
+    "loads": SKY,
+    "waits for a batch": VERMILLION,
+    "waits for a copy": YELLOW,
+    "waits for the GPU": YELLOW,
+}
 
 
 def draw(feed: Feed) -> Picture:
     """Two short epochs over time; a step over the workers; what each choice does."""
     axis = Axis(LEFT, RIGHT, feed.run.end)
     bars, words = _lanes(feed.work, feed.run)
-    veiled, now = veil(axis, feed.moment, WORKERS - 4, LOW), cursor(axis, feed.moment, WORKERS - 6, LOW)
-    lanes = [*axis.draw(WORKERS - 6, LOW), *bars, veiled, *words, *_first_waits(feed, axis), now, *_labels(feed)]
-    grip = playhead(axis, axis.seconds, WORKERS - 12, LOW, last=FRAMES)
+    now = [veil(axis, feed.moment, TOP - 4, LOW), cursor(axis, feed.moment, TOP - 6, LOW)]
+    lanes = [*axis.draw(TOP - 6, LOW), *bars, *now, *words, *_first_waits(feed, axis), *_labels(feed, axis)]
+    grip = playhead(axis, axis.seconds, TOP - 12, LOW, last=FRAMES)
     return picture(feed, BELOW + 152, lanes, _keys(feed), _over_workers(feed), _buys(feed), [grip])
+
+
+def _rooms(work: Work) -> dict[str, tuple[float, float]]:
+    """From where down and how high each lane is."""
+    if not work.workers:
+        return {"main": (TOP, 62), "copies": (TOP + 70, 36), "gpu": (TOP + 114, 80)}
+    pins = {"pin": (TOP + 88, 16.0)} if work.pinned else {}
+    high = 76.0 - 22 * len(pins)
+    return {"workers": (TOP, high), "main": (TOP + high + 6, 24.0)} | pins | {"copies": (134, 18), "gpu": (158, 60)}
 
 
 @lru_cache(maxsize=4)
 def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The bars, and the words over them. They stay while the moment moves."""
-    axis = Axis(LEFT, RIGHT, done.end)
+    axis, rooms = Axis(LEFT, RIGHT, done.end), _rooms(work)
     bars: list[str] = []
     words: list[str] = []
 
@@ -54,124 +63,92 @@ def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 labels = names or (str(int(span.name) + 1),)
                 words.append(inside(axis, _stretch(span), labels, top + high / 2 + 5))
 
-    for worker in range(work.workers):
-        each = WORKERS_HIGH / work.workers
-        high = min(each - 1.5, 24)
-        top = WORKERS + worker * each + (each - high) / 2
-        bars.append(line(LEFT, top + high, RIGHT, top + high, stroke=RULE))
-        lane((s for s in done.spans if (s.where, s.stream) == ("worker", worker)), top, high, SKY)
-    if work.workers:
-        bars.append(_ready(axis, done, work.workers * work.prefetch))
-        bars.append(rect(LEFT, PIN, RIGHT - LEFT, PIN_HIGH, stroke=RULE))
-    kinds = ("host", "main", "pin", "to GPU", "kernels")
-    of = {kind: [span for span in done.spans if span.where == kind] for kind in kinds}
-    main, copies, gpu = LANES[work.workers > 0]
-    for top, high in (main, copies, gpu):
+    for top, high in rooms.values():
         bars.append(rect(LEFT, top, RIGHT - LEFT, high, stroke=RULE))
-    lane((s for s in of["main"] if s.name == "start"), *main, BLUE, "starts workers", "starts")
-    lane((s for s in of["main"] if s.name != "start"), *main, SKY)
-    lane((s for s in of["host"] if s.name == "a batch"), *main, VERMILLION, "waits", hatched=True)
-    lane((s for s in of["host"] if s.name != "a batch"), *main, YELLOW, "waits")
-    lane(of["pin"], *((PIN, PIN_HIGH) if work.workers else main), ORANGE)
-    lane(of["to GPU"], *copies, PURPLE)
-    lane(of["kernels"], *gpu, GREEN)
-    x = axis.x(done.begun[1])
-    bars.append(line(x, WORKERS - 6, x, LOW, stroke=INK, dash="3 3"))
+    bars.append(rect(LEFT, rooms["gpu"][0], RIGHT - LEFT, rooms["gpu"][1], fill=VERMILLION, opacity=0.2))
+    for worker in range(work.workers):
+        top, high = rooms["workers"]
+        each = high / work.workers
+        high = min(each - 1.5, 24)
+        lane((s for s in done.spans if (s.where, s.stream) == ("worker", worker)), top + worker * each, high, SKY)
+    for what, fill in MAIN.items():
+        names = {"starts workers": ("starts workers", "starts"), "loads": ()}.get(what, ("waits",))
+        lane((s for s in done.spans if doing(s) == what), *rooms["main"], fill, *names, hatched=fill == VERMILLION)
+    for where, room, fill in (("pin", "pin", ORANGE), ("to GPU", "copies", PURPLE), ("kernels", "gpu", GREEN)):
+        lane((s for s in done.spans if s.where == where), *rooms.get(room, rooms["main"]), fill)
     return tuple(bars), tuple(words)
-
-
-def _first_waits(feed: Feed, axis: Axis) -> list[str]:
-    """How long the GPU has nothing to do at the start of an epoch, where that is more than a step."""
-    found = []
-    for epoch in range(EPOCHS):
-        since, idle = feed.run.computed[epoch * BATCHES - 1] if epoch else 0.0, feed.idle(epoch)
-        if idle > feed.work.compute:
-            names = (f"{duration(idle)} until the first batch is there", f"waits {duration(idle)}")
-            found.append(inside(axis, (since, since + idle), names, _bases(feed.work)[2]))
-    return found
-
-
-def _bases(work: Work) -> list[float]:
-    """The base lines of words in the lanes of the main process, of copies, of the GPU."""
-    return [top + high / 2 + 5 for top, high in LANES[work.workers > 0]]
 
 
 def _stretch(span: Span) -> Stretch:
     return span.start, span.start + span.seconds
 
 
-def _ready(axis: Axis, done: Run, most: int) -> str:
-    """How many batches are ready to be taken, over time."""
-    low = READY + READY_HIGH
-    events = sorted([(at, 1) for at in done.arrivals] + [(at, -1) for at in done.taken])
-    height, points = 0, [(axis.left, low)]
-    for at, change in events:
-        x = axis.x(at)
-        points.append((x, low - READY_HIGH * max(0, height) / most))
-        height += change
-        points.append((x, low - READY_HIGH * max(0, height) / most))
-    return shape([*points, (axis.right, low)], fill=SKY) + line(LEFT, low, RIGHT, low, stroke=RULE)
+def _first_waits(feed: Feed, axis: Axis) -> list[str]:
+    """How long the GPU has nothing to do at the start of an epoch, where that is more than a step."""
+    found, (top, high) = [], _rooms(feed.work)["gpu"]
+    for epoch in range(EPOCHS):
+        since, idle = feed.run.computed[epoch * BATCHES - 1] if epoch else 0.0, feed.idle(epoch)
+        if idle > feed.work.compute:
+            names = (f"idle {duration(idle)} until the first batch is there", f"idle {duration(idle)}")
+            found.append(inside(axis, (since, since + idle), names, top + high / 2 + 5))
+    return found
 
 
-def _labels(feed: Feed) -> list[str]:
-    work, middle = feed.work, WORKERS + WORKERS_HIGH / 2
-    main, copies, gpu = _bases(work)
-    second = Axis(LEFT, RIGHT, feed.run.end).x(feed.run.begun[1])
+def _labels(feed: Feed, axis: Axis) -> list[str]:
+    work, second = feed.work, axis.x(feed.run.begun[1])
     body = [
-        note(END, WORKERS - 11, "of a step", anchor="end"),
-        text(MARGIN, main, "main process"),
-        text(MARGIN, copies, "copies to GPU"),
-        text(MARGIN, gpu, f"{work.gpu} computes"),
-        text(END, copies, percent(feed.copying), anchor="end", weight="bold"),
-        text(END, gpu, percent(feed.computing), anchor="end", weight="bold"),
+        note(END, TOP - 11, "busy", anchor="end"),
+        line(second, TOP - 6, second, LOW, stroke=INK, dash="3 3"),
         note(LEFT, LOW + 16, "epoch 1"),
         note(second, LOW + 16, "epoch 2"),
     ]
-    if work.workers:
-        body.append(text(MARGIN, middle, count(work.workers, "worker")))
-        body.append(note(MARGIN, middle + 18, "load batches"))
-        body.append(text(MARGIN, READY + 17, "batches ready"))
-        body.append(note(MARGIN, PIN + 12, "thread that pins" if work.pinned else "nothing pinned"))
-        body.append(note(END, READY + 17, f"of {work.workers * work.prefetch}", anchor="end"))
-        body.append(text(END, middle + 5, percent(feed.loading), anchor="end", weight="bold"))
-    else:
-        body.append(note(MARGIN, main + 18, "loads: no workers"))
-        body.append(text(END, main, percent(feed.loading + feed.pinning), anchor="end", weight="bold"))
-    if work.pinned and work.workers:
-        body.append(text(END, PIN + 12, percent(feed.pinning), anchor="end", weight="bold"))
+    lanes = {
+        "workers": (count(work.workers, "worker"), feed.loading),
+        "main": ("main process", 0.0 if work.workers else feed.loading + feed.pinning),
+        "pin": ("pinning thread", feed.pinning),
+        "copies": ("copies to GPU", feed.copying),
+        "gpu": (f"{work.gpu} computes", feed.computing),
+    }
+    for lane, (top, high) in _rooms(work).items():
+        (name, busy), weight = lanes[lane], "bold" if lane == "gpu" else ""
+        body.append(text(MARGIN, top + high / 2 + 5, name, weight=weight))
+        if busy:
+            body.append(text(END, top + high / 2 + 5, percent(busy), anchor="end", weight=weight))
     return body
 
 
 def _keys(feed: Feed) -> list[str]:
-    base, moment = LOW + 57, duration(feed.moment) if feed.moment else 0
-    waits = (("waits for a batch", VERMILLION, True), ("waits for a copy or the GPU", YELLOW))
-    starts = [("starts workers", BLUE)] if feed.work.workers else []
-    pins = [("pins", ORANGE)] if feed.work.pinned else []
-    told = small(MARGIN, base - 21, f"at {moment}: {feed.now}")
-    return [told, *keys(MARGIN, base, *starts, ("loads", SKY), *pins, *waits)]
+    """What happens at the moment, and what the colours of the main process stand for."""
+    moment = duration(feed.moment) if feed.moment else 0
+    there = {fill: what for what, fill in MAIN.items() if any(doing(span) == what for span in feed.run.spans)}
+    there |= {ORANGE: "pins"} if feed.work.pinned else {}
+    there |= {YELLOW: "waits for a copy or the GPU"} if YELLOW in there else {}
+    entries = [(what, fill, fill == VERMILLION) for fill, what in there.items()]
+    idle = rect(RIGHT, LOW + 46, 16, 12, fill=VERMILLION, stroke=INK, opacity=0.2)
+    told = small(MARGIN, LOW + 36, f"at {moment}: {feed.now}")
+    return [told, *keys(MARGIN, LOW + 57, *entries), idle, note(RIGHT + 22, LOW + 57, "idle")]
 
 
 def _over_workers(feed: Feed) -> list[str]:
     """A step with each number of workers."""
-    most, alone, low = max(feed.by_workers), feed.work.compute, BELOW + 108
-    plot = Plot(Scale(66.0, 370.0, 0, MOST_WORKERS), Scale(low, BELOW + 16, 0, most))
-    left, right = plot.x.start, plot.x.end + 8
-    (_, floor), (_, top) = plot.at(0, alone), plot.at(0, most)
+    alone, low, most = feed.work.compute, BELOW + 108, max(feed.by_workers)
+    apart = round_step(most / 4)
+    levels = [apart * mark for mark in range(math.ceil(most / apart) + 1)]
+    plot = Plot(Scale(76.0, 370.0, 0, MOST_WORKERS), Scale(low, BELOW + 16, 0, levels[-1]))
+    floor, right = plot.y.at(alone), plot.x.end + 8
     body = [
         note(MARGIN, BELOW, "a step, over the number of workers (virtual)"),
-        line(left, top, left, low, stroke=MUTED),
-        line(left, low, right, low, stroke=MUTED),
-        note(left - 8, top + 5, duration(most), anchor="end"),
-        line(left, floor, right, floor, stroke=GREEN, width=2, dash="5 4"),
-        plot.curve(enumerate(feed.by_workers), stroke=INK, width=1.5),
-        *([note(left - 8, floor + 5, duration(alone), anchor="end")] if floor - top > 20 else []),
+        *plot.levels({level: duration(level) if level else "0" for level in levels}),
+        line(plot.x.start, floor, right, floor, stroke=GREEN, width=2, dash="5 4"),
+        plot.curve(enumerate(feed.by_workers), width=1.5),
     ]
-    alone_key = line_key(left, low + 36, "GPU alone", stroke=GREEN, dash="5 4")
     for n, step in enumerate(feed.by_workers):
         (x, y), here = plot.at(n, step), n == feed.work.workers
         body.append(dot(x, y, 7 if here else 4, fill=VERMILLION if here else INK))
         body.append(small(x, low + 18, str(n), anchor="middle", weight="bold" if here else ""))
-    body += [small(right, low + 36, feed.gains, anchor="end"), alone_key]
+    under = floor + 16 if floor < low - 20 else floor - 10
+    body.append(small(right, under, f"GPU alone {duration(alone)}", anchor="end", halo=True))
+    body.append(small(right, low + 36, feed.gains, anchor="end"))
     return [*body, draggable(grasp(*plot.box(24)), "num_workers", plot.x.grip("workers"))]
 
 
@@ -182,7 +159,8 @@ def _buys(feed: Feed) -> list[str]:
     body.append(note(END, BELOW, f"a step of {duration(feed.step)}, each alone (virtual)", anchor="end"))
     for row, change in enumerate(feed.changes):
         base, nothing, words = BELOW + 25 + row * 22, change.nothing(feed.step), change.words(feed.step)
-        weight, fill = "" if nothing else "bold", RULE if nothing else GREEN if change.seconds < 0 else VERMILLION
+        helps = change.seconds < 0 and not nothing
+        weight, fill = "bold" if helps else "", RULE if nothing else GREEN if helps else VERMILLION
         drawn = rect(left - 6, base - 16, END - left + 12, 22, fill=PAPER)
         drawn += _switch(left, base - 5, change, getattr(feed.work, change.control), fill)
         drawn += text(left + 34, base, change.name, weight=weight) + text(END, base, words, anchor="end", weight=weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -12,19 +13,14 @@ from ..base.simulator import Result, Row
 from ..base.words import count, duration, percent
 from .model import BATCHES, MOST_PREFETCH, MOST_WORKERS, Run, Work, first_wait, shown, steady
 
-VIRTUAL = "virtual"
-
-
-RECORDED = "recorded: fork on Linux, 16 ms a worker"
+VIRTUAL, RECORDED = "virtual", "recorded: fork on Linux, 16 ms a worker"
 FRAMES = 100
-
-
 LEAST = 0.01  # of a step: a smaller difference is none
 
 
 class Change(NamedTuple):
-    """One choice made the other way, or a number one further: what having it does to `per`, a step or an epoch;
-    negative seconds are saved."""
+    """One choice made the other way, or a number raised: what having it does to `per`, a step or an epoch; negative
+    seconds are saved."""
 
     name: str
     on: bool
@@ -82,8 +78,7 @@ class Feed(Result):
     @property
     def enough(self) -> int:
         """From this many workers on, more do not help."""
-        steps = self.by_workers
-        return next(n for n in range(len(steps)) if min(steps[n:]) >= (1 - LEAST) * steps[n])
+        return enough(self.by_workers)
 
     @property
     def gains(self) -> str:
@@ -97,7 +92,7 @@ class Feed(Result):
         """What goes on at the moment."""
         at = self.moment
         going = [span for span in self.run.spans if span.start <= at < span.start + span.seconds]
-        main = next((_doing(span) for span in going if span.where in ("host", "main")), "runs ahead")
+        main = next(filter(None, map(doing, going)), "runs ahead")
         if at >= self.run.end:
             return "all is done"
         if main == "runs ahead" and at > self.run.taken[-1]:
@@ -111,9 +106,10 @@ class Feed(Result):
         found = f"The GPU computes {percent(self.computing)} of the time"
         if self.computing >= 0.97:
             spare = f"; {count(self.enough, 'worker')} would do" if self.enough < workers else ""
-            first = "the first batch" if self.idle(1) < 0.01 * self.step else "an epoch's first batch"
-            waits = f"Only {first} keeps the GPU waiting, {duration(self.idle(0))}"
-            return f"{waits}; then it computes {percent(self.computing)} of the time{spare}"
+            later = self.idle(1) >= 0.01 * self.step
+            first = "the first batch" + (f", {duration(self.idle(1))} for the next epoch’s" if later else "")
+            waits = f"The GPU waits {duration(self.idle(0))} for {first}"
+            return f"{waits}; after a few more it computes {percent(self.computing)} of the time{spare}"
         if not workers:
             then = ", then copies it" if self.copying > 0.05 else ""
             return f"{found}: the main process loads a batch{then}, and the GPU waits"
@@ -126,11 +122,10 @@ class Feed(Result):
             return f"{found}: a copy takes {duration(work.copy)}, longer than all else; more workers do not help"
         if not work.side and self.computing + self.copying > 0.97:
             return f"{found}: it stands still during each copy of {duration(work.copy)}, and more workers do not help"
-        names = {"workers": "one more worker", "prefetch": "a larger prefetch_factor"}
-        further = (change for change in self.changes if change.control in names)
-        gain, what = min((change.seconds, names[change.control]) for change in further)
-        if gain < -LEAST * self.step:
-            return f"{found}: now and then it waits for a slow batch; {what} would save {duration(-gain)}"
+        more = min(self.changes[:2], key=lambda change: change.seconds)  # workers, or batches for each
+        if more.seconds < -LEAST * self.step:
+            saved = f"{more.name} would save {duration(-more.seconds)}"
+            return f"{found}: now and then it waits for a slow batch; {saved}"
         return f"{found}: loading, pinning and copying hold it up in turns"
 
     def rows(self) -> list[Row]:
@@ -171,36 +166,34 @@ def simulate(
     moment: int,
 ) -> Feed:
     """The loop, and its neighbours."""
-    nbytes = batch * 2**20
-    work = Work(
-        load * 1e-3,
-        spread / 100,
-        workers,
-        prefetch,
-        persistent,
-        nbytes,
-        pinned,
-        non_blocking,
-        side,
-        compute * 1e-3,
-        gpu,
-    )
+    link = pinned, non_blocking, side, compute * 1e-3, gpu
+    work = Work(load * 1e-3, spread / 100, workers, prefetch, persistent, batch * 2**20, *link)
     done, (step, fetch) = shown(work), steady(work)
     by_workers = tuple(steady(replace(work, workers=n)).step for n in range(MOST_WORKERS + 1))
-    return Feed(work, done, step, fetch, by_workers, _changes(work, done, step), done.end * moment / FRAMES)
+    return Feed(work, done, step, fetch, by_workers, _changes(work, done, by_workers), done.end * moment / FRAMES)
+
+
+def enough(steps: Sequence[float]) -> int:
+    """The number of workers from which on more do not shorten a step."""
+    return next(n for n in range(len(steps)) if min(steps[n:]) >= (1 - LEAST) * steps[n])
 
 
 @lru_cache(maxsize=8)
-def _changes(work: Work, done: Run, step: float) -> tuple[Change, ...]:
-    """Each choice against its neighbour."""
+def _changes(work: Work, done: Run, by_workers: tuple[float, ...]) -> tuple[Change, ...]:
+    """Each choice against the other one; a number against one more, workers against as many as help."""
+    step = by_workers[work.workers]
 
     def against(**other: int) -> float:
         return step - steady(replace(work, **other)).step  # type: ignore[arg-type]
 
     found = []
-    for name, field, most in (("num_workers", "workers", MOST_WORKERS), ("prefetch_factor", "prefetch", MOST_PREFETCH)):
+    workers, prefetch = max(work.workers + 1, enough(by_workers)), work.prefetch + 1
+    for name, field, other, most in (
+        ("num_workers", "workers", workers, MOST_WORKERS),
+        ("prefetch_factor", "prefetch", prefetch, MOST_PREFETCH),
+    ):
         now = getattr(work, field)
-        other = now + 1 if now < most else now - 1
+        other = other if now < most else now - 1
         found.append(Change(f"{name} {now} → {other}", False, -against(**{field: other}), field, other))
     for name, field in (("pin_memory", "pinned"), ("non_blocking", "non_blocking"), ("side stream", "side")):
         on = getattr(work, field)
@@ -212,9 +205,12 @@ def _changes(work: Work, done: Run, step: float) -> tuple[Change, ...]:
     return tuple(found)
 
 
-def _doing(span: Span) -> str:
+def doing(span: Span) -> str:
+    """What the main process does; nothing if the span is another's."""
     if span.where == "main":
         return "starts workers" if span.name == "start" else "loads"
+    if span.where != "host":
+        return ""
     if span.name == "a batch":
         return "waits for a batch"
     return "waits for the GPU" if "full" in span.name else "waits for a copy"

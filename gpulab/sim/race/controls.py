@@ -1,14 +1,11 @@
-"""A race of a CPU and a GPU over the same tasks: lanes at work, the time of each, and who wins at how many tasks.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""A race of a CPU and a GPU over the same tasks: the time of each, and who wins at how many tasks."""
 
 from __future__ import annotations
 
 from virtualgpu.gpus.specs import SHOWN
 
 from ..base.simulator import Choice, Play, Simulator, Slider, State
-from .model import MOST_AT_ONCE, MOST_LANES, TOY, WARP, Contest, limits, simulate
+from .model import MOST_AT_ONCE, MOST_LANES, TOY, WARP, Contest, limits
 from .picture import draw
 
 
@@ -60,7 +57,7 @@ class Race(Simulator[Contest]):
             "6,912 lanes and enough to do, with the data on the GPU already: now it wins, from the crossing on.",
         ),
     )
-    model = staticmethod(simulate)
+    model = Contest
     draw = staticmethod(draw)
     limits = staticmethod(limits)
     leaves_out = (

@@ -87,13 +87,17 @@ class Contest(Result):
     gpu: str
     tasks: int
     cores: int
-    simd: int
-    lanes: int
-    ratio: float
-    kilobytes: int
-    serial: int
-    launch: int
-    time: int
+    simd: int  # lanes of a core that the program uses
+    lanes: int  # of the GPU
+    ratio: float  # of the CPU's clock over the GPU's
+    kilobytes: int  # that a task reads, and writes; the GPU copies them there and back
+    serial: int  # percent of the work that is done by one CPU lane before the rest
+    launch: int  # µs of a kernel launch
+    time: int  # percent of the slower one's time
+
+    def __post_init__(self) -> None:
+        if self.lanes % WARP:
+            raise ValueError(f"lanes is {self.lanes}; it must be a multiple of {WARP}: a warp has {WARP} threads")
 
     @property
     def share(self) -> float:
@@ -109,41 +113,36 @@ class Contest(Result):
         """Seconds since the start."""
         return self.time / 100 * max(self.cpu.seconds, self.gpu_side.seconds)
 
+    def side(self, name: str, tasks: int) -> Side:
+        """The "cpu", the same cores with a task on each "simd" lane, or the "gpu", at so many tasks."""
+        nbytes, found = tasks * self.kilobytes * 1000, [("serial", tasks * TASK * self.share)]  # on the CPU
+        lanes = self.lanes if name == "gpu" else self.cores * (CORE_LANES if name == "simd" else self.simd)
+        compute = -(-tasks // lanes) * TASK * (1 - self.share)
+        if name == "gpu":
+            reached = rates.rates_of(LIKE if self.gpu == TOY else self.gpu)
+            copy = reached.copy_us * 1e-6 + nbytes / (reached.pinned_gbps * 1e9) if nbytes else 0.0
+            work = ("tasks", max(compute * self.ratio, nbytes / reached.memory_rate))
+            found += [("copy in", copy), ("launch", self.launch * 1e-6), work, ("copy out", copy)]
+        else:
+            found.append(("tasks", max(compute, nbytes / CPU_BANDWIDTH)))
+        start, phases = 0.0, []
+        for phase, length in found:
+            if length:
+                phases.append(Phase(phase, start, length))
+                start += length
+        return Side(tasks, lanes, tuple(phases))
+
     @cached_property
     def cpu(self) -> Side:
-        return _side(self.tasks, self.cores * self.simd, self._cpu_phases(self.tasks, self.simd))
+        return self.side("cpu", self.tasks)
 
     @cached_property
     def simd_cpu(self) -> Side:
-        """The same cores with a task on each of their lanes."""
-        return _side(self.tasks, self.cores * CORE_LANES, self._cpu_phases(self.tasks, CORE_LANES))
+        return self.side("simd", self.tasks)
 
     @cached_property
     def gpu_side(self) -> Side:
-        return _side(self.tasks, self.lanes, self._gpu_phases(self.tasks))
-
-    def _cpu_phases(self, tasks: int, simd: int) -> list[tuple[str, float]]:
-        rounds = -(-tasks // (self.cores * simd))
-        memory = tasks * self.kilobytes * 1000 / CPU_BANDWIDTH
-        compute = rounds * TASK * (1 - self.share)
-        return [("serial", tasks * TASK * self.share), ("tasks", max(compute, memory))]
-
-    def _gpu_phases(self, tasks: int) -> list[tuple[str, float]]:
-        reached = self._rates
-        nbytes = tasks * self.kilobytes * 1000
-        copy = reached.copy_us * 1e-6 + nbytes / (reached.pinned_gbps * 1e9) if nbytes else 0.0
-        compute = -(-tasks // self.lanes) * TASK * (1 - self.share) * self.ratio
-        return [
-            ("serial", tasks * TASK * self.share),  # on the CPU
-            ("copy in", copy),
-            ("launch", self.launch * 1e-6),
-            ("tasks", max(compute, nbytes / reached.memory_rate)),
-            ("copy out", copy),
-        ]
-
-    @cached_property
-    def _rates(self) -> rates.Rates:
-        return rates.rates_of(LIKE if self.gpu == TOY else self.gpu)
+        return self.side("gpu", self.tasks)
 
     @property
     def speedup(self) -> float:
@@ -157,16 +156,12 @@ class Contest(Result):
 
     def over_one_lane(self, tasks: int, side: str) -> float:
         """Speed-up of "cpu", "simd" or "gpu" over one lane of the CPU, for so many tasks."""
-        phases = self._gpu_phases(tasks) if side == "gpu" else self._cpu_phases(tasks, self._simd(side))
-        return tasks * TASK / sum(length for _, length in phases)
+        return tasks * TASK / self.side(side, tasks).seconds
 
     @cached_property
     def curves(self) -> dict[str, list[float]]:
         """`over_one_lane` of each, at each of `PLACES`."""
         return {side: [self.over_one_lane(tasks, side) for tasks in PLACES] for side in ("cpu", "gpu", "simd")}
-
-    def _simd(self, side: str) -> int:
-        return CORE_LANES if side == "simd" else self.simd
 
     @cached_property
     def crossover(self) -> int | None:
@@ -187,12 +182,12 @@ class Contest(Result):
 
     @property
     def crossing(self) -> str:
-        """`crossover` in words."""
+        """`crossover` in words: the GPU is …"""
         if self.crossover is None:
-            return "not up to a million tasks"
+            return "never ahead, up to a million tasks"
         if self.crossover == 1:
-            return "from the first task"
-        return f"from about {float(f'{self.crossover:.2g}'):,.0f} tasks"
+            return "ahead from the first task"
+        return f"ahead from about {float(f'{self.crossover:.2g}'):,.0f} tasks"
 
     def doing(self, side: Side) -> str:
         """In words, what the side is at now."""
@@ -216,12 +211,11 @@ class Contest(Result):
         if min(side.spent("serial") / side.seconds for side in (self.cpu, self.gpu_side)) >= 0.5:
             return f"{found}; the serial part holds both below {times(self.amdahl)}"
         if speedup >= 1.05 and self.simd < CORE_LANES:
-            used = "one lane per core" if self.simd == 1 else "a part of its lanes"
-            again = gpu_seconds / self.simd_cpu.seconds
-            wins = f"the CPU wins by {times(again)}" if again >= 1 else f"it still loses by {times(1 / again)}"
-            return f"{found} while the CPU uses {used}; with all its lanes {wins}"
+            slow, used = ("slow ", many(self.cpu.lanes, "fast one")) if self.ratio > 1 else ("", f"{self.cpu.lanes:,}")
+            of = f"{used} of the CPU’s {self.simd_cpu.lanes:,}"
+            return f"{found}: {self.lanes:,} {slow}lanes against {of}"
         if speedup >= 1.05:
-            return found if self.crossover is None else f"{found}; it is ahead {self.crossing}"
+            return found if self.crossover is None else f"{found}; it is {self.crossing}"
         beside = self.gpu_side.spent("copy in", "launch", "copy out")
         if beside >= self.gpu_side.spent("tasks"):
             part = "nearly all" if beside >= 0.995 * gpu_seconds else percent(beside / gpu_seconds)
@@ -248,7 +242,7 @@ class Contest(Result):
             ("CPU over one of its lanes", times(one / cpu.seconds), VIRTUAL),
             ("GPU over one CPU lane", times(one / gpu.seconds), VIRTUAL),
             ("Amdahl’s limit for both", limit, ""),
-            ("GPU ahead to stay", self.crossing, VIRTUAL),
+            ("the GPU is", self.crossing, VIRTUAL),
         ]
         for name, side in (("CPU", cpu), ("GPU", gpu)):
             done = side.done(self.now)
@@ -260,38 +254,6 @@ class Contest(Result):
 def times(factor: float) -> str:
     """`2.1 ×`, `85 ×`."""
     return f"{factor:,.0f} ×" if factor >= 9.95 else f"{factor:.2g} ×"
-
-
-def simulate(
-    gpu: str,
-    tasks: int,
-    cores: int,
-    simd: int,
-    lanes: int,
-    ratio: float,
-    kilobytes: int,
-    serial: int,
-    launch: int,
-    time: int,
-) -> Contest:
-    """The race of `tasks` and where it stands after `time` percent of the slower one's time.
-
-    `simd` is how many lanes of a core the program uses, `ratio` the CPU's clock over the GPU's, `kilobytes` what a
-    task reads, and writes, `serial` the percentage of the work that is done by one CPU lane before the rest, `launch`
-    the µs of a kernel launch. The GPU copies the data there and back.
-    """
-    if lanes % WARP:
-        raise ValueError(f"lanes is {lanes}; it must be a multiple of {WARP}: a warp has {WARP} threads")
-    return Contest(gpu, tasks, cores, int(simd), lanes, float(ratio), kilobytes, serial, launch, time)
-
-
-def _side(tasks: int, lanes: int, phases: list[tuple[str, float]]) -> Side:
-    start, done = 0.0, []
-    for name, length in phases:
-        if length:
-            done.append(Phase(name, start, length))
-            start += length
-    return Side(tasks, lanes, tuple(done))
 
 
 def limits(values: Mapping[str, Any]) -> dict[str, Limit]:

@@ -4,60 +4,59 @@ from __future__ import annotations
 
 import math
 
-from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PAPER, PURPLE, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, rect, text
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, VERMILLION
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, text
 
-from ..base.lanes import Axis, cursor, veil
-from ..base.scene import END, Plot, Scale, beside_ends, keys, note, picture, pointer, small
+from ..base.lanes import Axis, beside, cursor, veil
+from ..base.scene import END, Plot, Scale, beside_ends, diamond, keys, note, picture, pointer, small
 from ..base.touch import Grip, clickable, draggable, grasp
-from ..base.words import count, duration, many, percent
+from ..base.words import count, duration, many
 from .model import CORE_LANES, MOST_AT_ONCE, MOST_TASKS, PLACES, TASK, WARP, Contest, Side
 
-BARS_LEFT, BARS_RIGHT, BARS_TOP, BARS_BOTTOM = 196.0, 770.0, 34.0, 166.0
-LEFT, RIGHT, TOP, BOTTOM = 78.0, 716.0, 244.0, 424.0  # of the plot
+BARS_LEFT, BARS_RIGHT, BARS_TOP, BAR_HIGH, APART = 196.0, 770.0, 38.0, 28.0, 58.0
+BARS_BOTTOM = BARS_TOP + 2 * APART
+LEFT, RIGHT, TOP, BOTTOM = 78.0, 716.0, 244.0, 412.0  # of the plot
 TASKS = Scale(LEFT, RIGHT, 1, MOST_TASKS, log=True)
-COLOURS = {"serial": PURPLE, "copy in": YELLOW, "launch": VERMILLION, "copy out": YELLOW}
+FILLS = {"serial": GREEN, "copy in": PURPLE, "launch": VERMILLION, "copy out": PURPLE}
+HATCHED = ("serial", "launch")
 
 
 def draw(race: Contest) -> Picture:
     """The time of each, up to the moment; below it the speed-up over the number of tasks."""
-    return picture(race, 462.0, _bars(race), _plot(race))
+    return picture(race, BOTTOM + 30, _bars(race), _plot(race))
 
 
 def _bars(race: Contest) -> list[str]:
-    """A bar for each side, in the pieces that its time is made of, and one for the CPU with all its lanes."""
-    cpu, gpu, simd = race.cpu, race.gpu_side, race.simd_cpu
-    cores = count(race.cores, "core")
-    axis = Axis(BARS_LEFT, BARS_RIGHT, max(cpu.seconds, gpu.seconds, simd.seconds))
+    """A bar for each side, in the pieces that its time is made of, and how far it is at the moment."""
+    axis = Axis(BARS_LEFT, BARS_RIGHT, max(race.cpu.seconds, race.gpu_side.seconds))
+    cores = f"{count(race.cores, 'core')} × {race.simd} of {CORE_LANES} lanes"
     rows = (
-        ("CPU", f"{cores} × {race.simd} of {CORE_LANES} lanes", cpu, _standing(race, cpu)),
-        ("GPU", f"{many(race.warps, 'warp')} × {WARP} lanes", gpu, _standing(race, gpu)),
-        *([("CPU, all lanes", f"{cores} × {CORE_LANES}: {simd.lanes:,} lanes", simd, "")] if simd != cpu else ()),
+        ("CPU", cores, race.cpu, BLUE),
+        ("GPU", f"{many(race.warps, 'warp')} × {WARP} lanes", race.gpu_side, ORANGE),
     )
-    body = axis.draw(BARS_TOP - 12, BARS_BOTTOM)
-    above = []
-    for place, (name, lanes, side, standing) in enumerate(rows):
-        top = BARS_TOP + place * (46 if simd != cpu else 64)
-        body.append(text(MARGIN, top + 13, name, weight="bold"))
-        body.append(note(MARGIN, top + 30, lanes))
-        body += _pieces(side, axis, top, ORANGE if side is gpu else BLUE)
-        x = axis.x(side.seconds) + 8
-        above.append(text(x, top + 16, duration(side.seconds), weight="bold", halo=True))
-        if standing:
-            above.append(rect(BARS_LEFT, top + 24, length(standing, SMALL), 16, fill=PAPER))  # the moment's line stops
-            above.append(note(BARS_LEFT, top + 36, standing))
-    end = axis.x(max(cpu.seconds, gpu.seconds))
-    now = grasp(axis.x(race.now) - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
-    now += cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
-    moment = draggable(now, "Time in the race", Grip("time", BARS_LEFT, end, 0, 100))
-    y, hatched = BARS_BOTTOM + 22, [("launch", VERMILLION, True), ("serial part", PURPLE, True)]
+    body, above, now = axis.draw(BARS_TOP - 12, BARS_BOTTOM), [], axis.x(race.now)
+    for place, (name, lanes, side, fill) in enumerate(rows):
+        top = BARS_TOP + place * APART
+        body += [text(MARGIN, top + 14, name, weight="bold"), note(MARGIN, top + 31, lanes)]
+        body += _pieces(side, axis, top, fill)
+        above.append(text(axis.x(side.seconds) + 8, top + 19, duration(side.seconds), weight="bold", halo=True))
+        if side.phase(race.now):
+            above += beside(now, top + BAR_HIGH + 16, _standing(race, side))
+    grip = grasp(now - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
+    grip += cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
+    fills = {"CPU’s tasks": (BLUE, False), "GPU’s tasks": (ORANGE, False)}
+    fills |= {
+        phase.name.split()[0]: (FILLS[phase.name], phase.name in HATCHED)
+        for phase in race.gpu_side.phases
+        if phase.name in FILLS and axis.seen(phase.length) >= 2
+    }
     return [
         *body,
         veil(axis, race.now, BARS_TOP - 4, BARS_BOTTOM),
-        moment,
+        draggable(grip, "Time in the race", Grip("time", BARS_LEFT, BARS_RIGHT, 0, 100)),
         *above,
-        *keys(MARGIN, y, ("CPU’s tasks", BLUE), ("GPU’s", ORANGE), ("copy", YELLOW), *hatched[: 1 + bool(race.serial)]),
-        note(END, y, f"virtual: toy tasks, {duration(TASK)} on a CPU lane", anchor="end"),
+        *keys(MARGIN, BARS_BOTTOM + 20, *((words, *look) for words, look in fills.items())),
+        note(END, BARS_BOTTOM + 20, f"virtual: toy tasks, {duration(TASK)} on a CPU lane", anchor="end"),
     ]
 
 
@@ -66,17 +65,17 @@ def _standing(race: Contest, side: Side) -> str:
     done, working = side.done(race.now), side.working(race.now)
     without = -working % WARP if side is race.gpu_side else 0
     idle = f", {without} of their warp idle" if without else ""
-    return f"{done:,} of {many(side.tasks, 'task')} done = {percent(done / side.tasks)}; {race.doing(side)}{idle}"
+    return f"{done:,} of {many(side.tasks, 'task')} done; {race.doing(side)}{idle}"
 
 
 def _pieces(side: Side, axis: Axis, top: float, tasks: str) -> list[str]:
     body = []
     for phase in side.phases:
-        x, wide, hatched = axis.x(phase.start), axis.seen(phase.length), phase.name in ("serial", "launch")
-        body.append(bar(x, top, wide, 22, fill=COLOURS.get(phase.name, tasks), hatched=hatched))
+        x, wide = axis.x(phase.start), axis.seen(phase.length)
+        body.append(bar(x, top, wide, BAR_HIGH, fill=FILLS.get(phase.name, tasks), hatched=phase.name in HATCHED))
         if phase.name == "tasks" and 1 < side.rounds <= wide / 6:
             rounds = (x + wide * number / side.rounds for number in range(1, side.rounds))
-            body += [line(at, top, at, top + 22, stroke=INK) for at in rounds]
+            body += [line(at, top, at, top + BAR_HIGH) for at in rounds]
     return body
 
 
@@ -85,35 +84,30 @@ STYLES = {"cpu": ("CPU", BLUE, 3.0, ""), "gpu": ("GPU", ORANGE, 4.0, ""), "simd"
 
 def _plot(race: Contest) -> list[str]:
     """Speed-up over one lane of the CPU, over the number of tasks, which is dragged."""
-    plot = _field(race)
+    values = [value for curve in race.curves.values() for value in curve]
+    low, high = 10.0 ** math.floor(math.log10(min(values))), 10.0 ** math.ceil(math.log10(max(values)))
+    plot = Plot(TASKS, Scale(BOTTOM, TOP, low, high, log=True))
     body = [
-        text(MARGIN, TOP - 28, "times as fast as one CPU lane, by the number of tasks (virtual)", weight="bold"),
+        text(MARGIN, TOP - 32, "times as fast as one CPU lane, by the number of tasks (virtual)", weight="bold"),
         plot.frame(),
         *plot.levels({value: f"{value:,g}" for value in plot.y.decades()}),
         *TASKS.ticks(BOTTOM, {value: f"{value:,.0f}" + " task" * (value == 1) for value in TASKS.decades()}),
     ]
     ends = {}
     if race.serial:
-        limit = plot.y.at(race.amdahl)
+        limit = ends["Amdahl’s limit"] = plot.y.at(race.amdahl)
         body.append(line(LEFT, limit, RIGHT, limit, stroke=VERMILLION, width=2, dash="2 4"))
-        ends["Amdahl’s limit"] = limit
     for side, (name, stroke, width, dash) in list(STYLES.items())[: 2 + (race.simd < CORE_LANES)]:
-        values = race.curves[side]
-        body.append(plot.curve(zip(PLACES, values, strict=True), stroke=stroke, width=width, dash=dash))
-        ends[name] = plot.y.at(values[-1])
+        curve = race.curves[side]
+        body.append(plot.curve(zip(PLACES, curve, strict=True), stroke=stroke, width=width, dash=dash))
+        ends[name] = plot.y.at(curve[-1])
     return [*body, *beside_ends(RIGHT + 8, BOTTOM, ends), *_crossing(race), _tasks(race, plot)]
-
-
-def _field(race: Contest) -> Plot:
-    """Tasks to the right, and upwards as many powers of ten as the curves take."""
-    values = [value for curve in race.curves.values() for value in curve]
-    low, high = 10.0 ** math.floor(math.log10(min(values))), 10.0 ** math.ceil(math.log10(max(values)))
-    return Plot(TASKS, Scale(BOTTOM, TOP, low, high, log=True))
 
 
 def _crossing(race: Contest) -> list[str]:
     """From where on the GPU is ahead: a click goes there."""
-    words = f"GPU ahead {race.crossing}"
+    of = f" of {count(race.simd, 'lane')} per core" if race.simd < CORE_LANES else ""
+    words = f"GPU {race.crossing.replace('ahead', f'ahead{of}', 1)}"
     if race.crossover is None:
         return [small(RIGHT, TOP - 9, words, anchor="end")]
     x, right = TASKS.at(race.crossover), race.crossover > MOST_TASKS**0.5
@@ -130,7 +124,7 @@ def _crossing(race: Contest) -> list[str]:
 def _tasks(race: Contest, plot: Plot) -> str:
     x = TASKS.at(race.tasks)
     moved = grasp(x - 12, TOP, 24, BOTTOM - TOP) + line(x, TOP, x, BOTTOM, stroke=INK, width=1.5)
-    for side, fill, radius in (("cpu", BLUE, 9), ("gpu", ORANGE, 6)):  # both are seen where they meet
-        moved += dot(*plot.at(race.tasks, race.over_one_lane(race.tasks, side)), radius, fill=fill, stroke=INK)
+    moved += dot(*plot.at(race.tasks, race.over_one_lane(race.tasks, "cpu")), 7, fill=BLUE)
+    moved += diamond(*plot.at(race.tasks, race.over_one_lane(race.tasks, "gpu")), fill=ORANGE)  # seen where they meet
     grip = Grip("tasks", LEFT, TASKS.at(MOST_AT_ONCE), 1, MOST_AT_ONCE, log=True)
     return draggable(moved, "Tasks, along the curves", grip)

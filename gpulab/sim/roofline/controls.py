@@ -1,7 +1,4 @@
-"""The roofline: what a GPU can reach by how much arithmetic an operation does for each byte, and five operations.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""The roofline: what a GPU can reach by how much arithmetic an operation does for each byte, and five operations."""
 
 from __future__ import annotations
 
@@ -30,14 +27,14 @@ class Roofline(Simulator[Roofs]):
     primary = ("gpu", "dtype", "rows")
     states = (
         State(
-            "One row",
-            {"op": "matmul", "rows": 1},
-            "One token of a chat model: every weight is read for two operations, and the lanes wait.",
-        ),
-        State(
             "A batch",
             {"op": "matmul", "rows": 4096},
-            "The same weights for 4,096 rows: the square is under the flat roof, and only arithmetic counts.",
+            "4,096 rows share each weight that is read: the square is under the flat roof, only arithmetic counts.",
+        ),
+        State(
+            "One row",
+            {"op": "matmul", "rows": 1},
+            "One token of a chat model: every weight is read for two operations, and the lanes wait. Drag it up.",
         ),
         State(
             "Elementwise",
@@ -48,7 +45,7 @@ class Roofline(Simulator[Roofs]):
     model = staticmethod(simulate)
     draw = staticmethod(draw)
     leaves_out = (
-        "The virtual clock's model, forward passes only. Left out: alignment (sizes that are no multiples of 8 also"
-        " cost tensor cores time), caches, clocks that fall with heat, launches. GELU's and layer norm's operations"
+        "The virtual clock’s model, forward passes only. Left out: alignment (sizes that are no multiples of 8 also"
+        " cost tensor cores time), caches, clocks that fall with heat, launches. GELU’s and layer norm’s operations"
         " are counted by hand; they set the point, not the time."
     )

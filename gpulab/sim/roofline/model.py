@@ -14,7 +14,7 @@ from virtualgpu.clock.rates import Rates, Tiling
 from virtualgpu.gpus.specs import SPECS, Spec
 
 from ..base.simulator import Result, Row
-from ..base.words import count, duration, many, percent, size
+from ..base.words import article, count, duration, many, percent, size
 
 OPERATIONS = {
     "matmul": "matrix product",
@@ -134,7 +134,7 @@ class Roofs(Result):
 
     @property
     def finding(self) -> str:
-        op, kind, gpu = self.operation, DTYPES[self.dtype], f"{'an' if self.gpu[0] in 'AHLR' else 'a'} {self.gpu}"
+        op, kind, gpu = self.operation, DTYPES[self.dtype], article(self.gpu)
         name = f"This {op.words}"
         if op.bound == "least time":
             least = "a kernel takes" if op.kernels == 1 else f"{op.kernels} kernels take"
@@ -144,10 +144,11 @@ class Roofs(Result):
             wanted = f"{gpu} needs {digits(self.balance)} in {kind} to be busy"
             found = f"{name} is memory-bound: it does {digits(op.intensity)} FLOP per byte, and {wanted}"
         else:
-            found = f"{name} is compute-bound and reaches {percent(op.rate / self.peak)} of {gpu}'s peak"
+            peak = f"the data sheet’s {DTYPES[self.peak_dtype]} peak"
+            found = f"{name} is compute-bound and reaches {percent(op.rate / self.peak)} of {peak}"
         gelu = self.operations["gelu"]
         if self.peak_dtype != self.dtype:
-            found += f", FP32's: {f'none is published for {kind}' if self.has_dtype else f'it has no {kind} units'}"
+            found += f"; {f'none is published for {kind}' if self.has_dtype else f'{gpu} has no {kind} units'}"
         elif op.bound == "arithmetic" and op.tiling and op.flops / op.arithmetic < 0.8 * self.reached:
             tiles, sms = op.tiling.tiles * op.tiling.splits, self.spec.sms
             uneven = "do not come out even on" if tiles > sms else "leave some idle of"
@@ -340,10 +341,9 @@ def digits(number: float) -> str:
 
 def flop(number: float) -> str:
     """`137 GFLOP`."""
-    for unit, factor in (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
-        if number >= 0.9995 * factor or unit == "MFLOP":
-            return f"{digits(number / factor)} {unit}"
-    raise AssertionError
+    larger = (("TFLOP", 1e12), ("GFLOP", 1e9))
+    unit, factor = next((pair for pair in larger if number >= 0.9995 * pair[1]), ("MFLOP", 1e6))
+    return f"{digits(number / factor)} {unit}"
 
 
 def rate(per_second: float) -> str:

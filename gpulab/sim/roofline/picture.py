@@ -1,7 +1,4 @@
-"""The roofs, the operations under them and their times: draws a result of `model`.
-
-Both axes are logarithmic. Times are those of the virtual GPU's clock.
-"""
+"""The roofs, the operations under them and their times: draws a result of `model`."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, li
 
 from ..base.scene import END, Plot, Scale, line_key, note, picture, pointer, small
 from ..base.touch import clickable, grasp, named, on_track
-from ..base.words import duration, many, percent
+from ..base.words import duration, many
 from .model import DTYPES, Operation, Roofs, rate
 
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 556.0, 58.0, 398.0  # of the plot
@@ -28,8 +25,8 @@ def draw(result: Roofs) -> Picture:
 
 
 def _rates(result: Roofs) -> Scale:
-    """Operations per second: from below the slope's lower end to above the GPU's highest roof, in any dtype."""
-    low = INTENSITIES.low * result.rates.memory_rate / 3
+    """Operations per second: from far below the slope's lower end to above the GPU's highest roof, in any dtype."""
+    low = INTENSITIES.low * result.rates.memory_rate / 10
     return Scale(BOTTOM, TOP, low, 3e12 * max(result.spec.tflops[dtype] or 0 for dtype in DTYPES), log=True)
 
 
@@ -42,7 +39,7 @@ def _legend(result: Roofs) -> list[str]:
         small(MARGIN + 38, 14, sheet),
         line(MARGIN, 29, MARGIN + 30, 29, stroke=INK, width=3),
         small(MARGIN + 38, 34, found),
-        line_key(400, 34, "the chosen one", stroke=ORANGE, width=3),
+        line_key(404, 34, f"1 to {max(result.by_rows):,} {SIZE.get(result.selected, 'row')}s", stroke=ORANGE, width=3),
     ]
 
 
@@ -58,8 +55,10 @@ def _axes(plot: Plot) -> list[str]:
 
 
 def _roofs(result: Roofs, plot: Plot) -> list[str]:
-    body = []
-    ridge = INTENSITIES.at(result.balance)
+    body, ridge, (_, top, _, high) = [], INTENSITIES.at(result.balance), plot.box()
+    for left, right, words, fill in ((LEFT, ridge, "memory-bound", PURPLE), (ridge, RIGHT, "compute-bound", GREEN)):
+        body.append(rect(left, top, right - left, high, fill=fill, opacity=0.15))
+        body.append(text((left + right) / 2, BOTTOM - 12, words, anchor="middle", weight="bold", halo=True))
     for peak, bandwidth, stroke, width, dash in (
         (result.peak, result.spec.bandwidth_gbps * 1e9, MUTED, 2.0, "6 4"),
         (result.reached, result.rates.memory_rate, INK, 3.0, ""),
@@ -67,9 +66,6 @@ def _roofs(result: Roofs, plot: Plot) -> list[str]:
         turns = (INTENSITIES.low, peak / bandwidth, INTENSITIES.high)
         points = [(x, min(peak, x * bandwidth)) for x in turns]
         body.append(plot.curve(points, stroke=stroke, width=width, dash=dash))
-    body.append(line(ridge, plot.y.at(result.reached), ridge, BOTTOM, stroke=MUTED, dash="2 4"))
-    body.append(small(ridge - 8, BOTTOM - 10, "← memory-bound", anchor="end", halo=True))
-    body.append(small(ridge + 8, BOTTOM - 10, "compute-bound →", halo=True))
     return body
 
 
@@ -97,18 +93,14 @@ def _point(op: Operation, plot: Plot, *, chosen: bool = False) -> str:
 
 
 def _label(result: Roofs, rates: Scale, size: str) -> list[str]:
-    """The chosen operation's rate, above the roofs, where nothing else is."""
+    """The chosen operation's rate: under the slope beside its sign, else above the roofs, where nothing else is."""
     op = result.operation
     words = f"{op.words}, {size}: {rate(op.rate)}" + (" (below)" if op.rate < rates.low else "")
     x, wide = INTENSITIES.at(op.intensity), length(words, bold=True)
-    at = min(max(x - wide / 2, LEFT + 6), RIGHT - 6 - wide)
-
-    def roof(x: float) -> float:
-        return rates.at(min(result.peak, INTENSITIES.value(x) * result.spec.bandwidth_gbps * 1e9))
-
-    y = roof(at + wide) - 12
-    bottom = max(rates.at(op.rate), roof(x))
-    return [line(x, y + 4, x, min(bottom, BOTTOM), stroke=MUTED), text(at, y, words, weight="bold", halo=True)]
+    if x + 18 + wide < RIGHT:
+        return [text(x + 18, min(rates.at(op.rate) + 20, BOTTOM - 32), words, weight="bold", halo=True)]
+    at, roof = min(x - wide / 2, RIGHT - 6 - wide), rates.at(result.peak) - 12
+    return [line(x, roof + 4, x, rates.at(op.rate), stroke=MUTED), text(at, roof, words, weight="bold", halo=True)]
 
 
 def _marker(name: str, x: float, y: float, *, chosen: bool) -> str:
@@ -148,36 +140,22 @@ def _panel(result: Roofs) -> list[str]:
 
 
 def _times(result: Roofs, top: float) -> list[str]:
+    """How long the parts of the chosen operation take, its shape, and how its tiles fill the SMs."""
     op = result.operation
     body = [note(PANEL, top, f"{op.words}: what takes how long")]
-    most = max(op.arithmetic, op.memory, op.least)
-    for place, (words, seconds, fill) in enumerate(
-        (("arithmetic", op.arithmetic, GREEN), ("memory", op.memory, PURPLE), ("a launch", op.least, RULE))
-    ):
-        y = top + 12 + place * 24
-        body.append(small(PANEL, y + 14, words))
-        wide = 98 * seconds / most
-        body.append(bar(PANEL + 84, y + 1, wide, 16, fill=fill, hatched=fill == PURPLE, stroke=INK if wide > 1 else ""))
-        known = "not counted" if not op.arithmetic and words == "arithmetic" else duration(seconds)
-        body.append(small(PANEL + 90 + wide, y + 14, known))
-    return body + _shares(result, top + 102)
-
-
-def _shares(result: Roofs, y: float) -> list[str]:
-    """The shape, and how its tiles fill the SMs."""
-    op, tiling, sms = result.operation, result.operation.tiling, result.spec.sms
-    room = END - PANEL
-    words = list(wrap(op.shape, room, SMALL))
-    if tiling:
-        parts = f" × {tiling.splits} parts" if tiling.splits > 1 else ""
-        words.append(f"{many(tiling.tiles, 'tile')}{parts} on {sms} SMs")
-    elif op.kernels > 1:
-        words.append(f"{op.kernels} kernels, as none is fused")
-    body = [small(PANEL, y + place * 18, words_) for place, words_ in enumerate(words)]
-    if tiling:
-        y += 18 * len(words) - 8
-        body.append(rect(PANEL, y, room, 12, fill=PAPER, stroke=INK))
-        body.append(bar(PANEL, y, room * result.full, 12, fill=GREEN, stroke=""))
-        rest = f"{many(tiling.waves, 'wave')}, {percent(result.full)} of the places filled"
-        body.append(note(PANEL, y + 28, rest))
-    return body
+    parts = (("arithmetic", op.arithmetic, GREEN), ("memory", op.memory, PURPLE), ("a launch", op.least, RULE))
+    most, y = max(seconds for _, seconds, _ in parts), top + 26
+    for words, seconds, fill in parts:
+        if seconds:  # what only moves memory has no arithmetic that the clock counts
+            wide = 98 * seconds / most
+            body.append(small(PANEL, y, words))
+            body.append(bar(PANEL + 84, y - 13, wide, 16, fill=fill, hatched=fill == PURPLE))
+            body.append(small(PANEL + 90 + wide, y, duration(seconds)))
+            y += 24
+    told = [
+        *wrap(op.shape, END - PANEL, SMALL),
+        *(line for part in result.tiles.split(": ") for line in wrap(part, END - PANEL, SMALL)),
+    ]
+    if op.kernels > 1:
+        told.append(f"{op.kernels} kernels, as none is fused")
+    return [*body, *(small(PANEL, y + 8 + place * 18, words) for place, words in enumerate(told))]

@@ -1,7 +1,4 @@
-"""A long run on machines that can be taken away: how long it takes, and what it costs, by how often it saves itself.
-
-The times are those of `model`; `result` adds prices, `picture` draws the one plot.
-"""
+"""A long run on machines that can be taken away: how long it takes and what it costs, by how often it saves itself."""
 
 from __future__ import annotations
 

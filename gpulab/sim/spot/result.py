@@ -37,7 +37,7 @@ def more(share: float) -> str:
 def longer(share: float) -> str:
     """As `more`, in words."""
     words = f"{percent(share)} longer" if share < 9.995 else f"{share + 1:,.0f} times as long"
-    return f"takes {words}" if share < 1e4 else "never ends"
+    return f"take {words}" if share < 1e4 else "never end"
 
 
 EXACT = "virtual: exact for interruptions at a constant rate"
@@ -121,14 +121,15 @@ class Run(Result):
 
     @property
     def finding(self) -> str:
-        found = f"With a checkpoint every {span(self.interval)} the run {longer(self.hours / self.plan.work - 1)}"
+        work = f"{span(self.plan.work)} of work"
+        found = f"With a checkpoint every {span(self.interval)}, {work} {longer(self.hours / self.plan.work - 1)}"
         if self.hours <= 1.02 * self.best_hours:
             saved = 1 - self.cost / self.cost_on_demand
             cheap = f"{percent(saved)} less than" if saved > 0 else f"{percent(-saved)} more than"
             cheap = "as much as" if abs(saved) < 0.005 else cheap
             return f"{found}, near the least; it costs {cheap} on demand"
         best = longer(self.advised_hours / self.plan.work - 1)
-        return f"{found}; at the best interval, {span(self.advised)}, it {best}"
+        return f"{found}; at the best interval, {span(self.advised)}, they {best}"
 
     def rows(self) -> list[Row]:
         writing, restarts, lost = self.plan.extra(self.interval)
@@ -142,7 +143,7 @@ class Run(Result):
             ("of it lost work", span(lost), EXACT),
             ("single runs differ by", f"± {span(self.spread)}, one standard deviation", EXACT),
             ("expected interruptions", f"{self.interruptions:.3g}", EXACT),
-            ("best interval, √(2 · cost · between)", span(self.young), "virtual: Young, first order"),
+            ("best interval, √(2 × writing × between)", span(self.young), "virtual: Young, first order"),
             ("best interval", f"{span(self.best)}, the work in equal parts", EXACT),
             ("expected time with it", span(self.best_hours), EXACT),
             ("cost on spot", money(self.cost), "virtual"),

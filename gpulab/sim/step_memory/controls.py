@@ -1,7 +1,4 @@
-"""Memory over one training step, by what it holds: with checkpointing, and what that costs.
-
-The controls; the numbers come from `model`, `picture` draws them.
-"""
+"""Memory over one training step, by what it holds: with checkpointing, and what that costs."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ class StepMemory(Simulator[Step]):
     """When a step's memory peaks, and how recomputing activations trades it for time."""
 
     controls = (
-        Play("moment", "Moment", 0, FRAMES, 120, unit=f"of {FRAMES}"),
+        Play("moment", "Moment", 0, FRAMES, 120),
         Slider("layers", "Layers", 1, 48, 24),
         Slider("segments", "Segments", 1, 48, 4),
         Flag("again", "Compute the last segment again too", False),
@@ -28,14 +25,14 @@ class StepMemory(Simulator[Step]):
     primary = ("moment", "segments", "layers")
     states = (
         State(
-            "Keep everything",
-            {"segments": 1, "again": False},
-            "Every layer keeps its inside until its backward pass. When is the memory fullest? Drag the line there.",
-        ),
-        State(
             "Four segments",
             {"segments": 4, "again": False},
             "Three of the four are computed again: three humps more. Which bar on the right keeps least? Click it.",
+        ),
+        State(
+            "Keep everything",
+            {"segments": 1, "again": False},
+            "Without checkpointing every layer keeps its inside. When is the memory fullest? Drag the line there.",
         ),
         State(
             "One segment too many",

@@ -88,8 +88,6 @@ class Step(Result):
     segments: tuple[range, ...]  # the layers of each
     again: tuple[bool, ...]  # whether a segment is computed again
     moments: tuple[Moment, ...]
-    plain_peak: int  # bytes, without checkpointing
-    once_peak: int  # bytes, the last segment not computed again
     at: int  # which moment is looked at
     state: tuple[Layer, ...]  # at that moment
     frame: int  # of FRAMES, at which it is looked at
@@ -105,7 +103,17 @@ class Step(Result):
     @cached_property
     def peak(self) -> Moment:
         """The first moment of the most bytes."""
-        return max(self.moments, key=lambda moment: sum(moment[4:]))
+        return max(self.moments, key=lambda moment: moment.total)
+
+    @cached_property
+    def plain_peak(self) -> int:
+        """Bytes at the peak without checkpointing."""
+        return peak_with(self.sizes, 1)
+
+    @cached_property
+    def once_peak(self) -> int:
+        """Bytes at the peak if the last segment is not computed again."""
+        return peak_with(self.sizes, len(self.segments))
 
     @property
     def recomputed(self) -> int:
@@ -144,10 +152,11 @@ class Step(Result):
         compute = f"{percent(self.extra)} more compute"
         if not any(self.again):
             return f"Nothing is computed again: the peak is {plain}, at {self.peak.words}"
-        if not self.again[-1] and number > 1 and rise(self.sizes, number) > 0:
-            keeps, fewer = (size(kept(self.sizes, segments)) for segments in (number, number - 1))
-            left = count(in_last(self.sizes.layers, number), "layer")
-            return f"{number} segments keep {keeps}, {number - 1} keep {fewer}: the last has all {left} that remain"
+        if not self.again[-1] and rise(self.sizes, number) > 0:
+            layers, fewer = self.sizes.layers, size(peak_with(self.sizes, number - 1))
+            if fewer != peak:
+                last = f"the last segment, which is kept, has {in_last(layers, number)} of the {layers} layers"
+                return f"{number} segments peak at {peak}, {number - 1} at {fewer}: {last}"
         if not self.again[-1]:
             saved = f"is {peak} instead of {plain}, for {compute}" if peak != plain else f"stays {peak}"
             return f"With {count(number, 'segment')} the peak {saved}"
@@ -176,7 +185,7 @@ class Step(Result):
         ]
 
 
-CATEGORIES = ("weights", "optimizer state", "gradients", "boundaries", "inside layers", "temporaries")
+CATEGORIES = ("weights", "optimizer state", "gradients", "inputs of layers", "inside layers", "temporaries")
 
 
 def now_alive(moment: Moment) -> list[tuple[str, int]]:
@@ -246,10 +255,13 @@ def simulate(
     cuts = cut(layers, segments)
     recomputed = tuple([True] * (segments - 1) + [again])
     moments, state = _run(sizes, cuts, recomputed, moment)
-    plain, _ = _run(sizes, cut(layers, 1), (False,), 0)
-    once, _ = _run(sizes, cuts, (*recomputed[:-1], False), 0) if again else (moments, None)
-    plain_peak, once_peak = (max(sum(found[4:]) for found in run) for run in (plain, once))
-    return Step(sizes, cuts, recomputed, moments, plain_peak, once_peak, *state, moment)
+    return Step(sizes, cuts, recomputed, moments, *state, moment)
+
+
+def peak_with(sizes: Sizes, segments: int) -> int:
+    """Bytes at the peak with so many segments, the last of them not computed again."""
+    moments, _ = _run(sizes, cut(sizes.layers, segments), (*[True] * (segments - 1), False), 0)
+    return max(moment.total for moment in moments)
 
 
 def _run(

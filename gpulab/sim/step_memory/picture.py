@@ -1,7 +1,4 @@
-"""The layers at one moment, and memory over the step: draws a result of `model`.
-
-Above, the layers at one moment; below, the whole step, and how much each number of segments keeps.
-"""
+"""The layers at one moment, and memory over the step: draws a result of `model`."""
 
 from __future__ import annotations
 
@@ -10,25 +7,11 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import (
-    MARGIN,
-    SMALL,
-    Live,
-    Picture,
-    bar,
-    key,
-    length,
-    line,
-    num,
-    polyline,
-    rect,
-    shape,
-    text,
-)
+from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, key, line, num, polyline, rect, shape, text
 
 from ..base.lanes import Axis, blocks, cursor, playhead, round_step
-from ..base.scene import END, Plot, Scale, between, keys, note, picture, pointer, small
-from ..base.touch import Grip, draggable, grasp
+from ..base.scene import END, Plot, Scale, between, fitted, note, picture, pointer, small
+from ..base.touch import draggable, grasp
 from ..base.words import count, duration, percent, size
 from .model import CATEGORIES, FRAMES, Step, kept, now_alive, since
 
@@ -36,8 +19,9 @@ STRIP, STRIP_HIGH = 26.0, 38.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 600.0, 128.0, 356.0  # of the curve
 PANEL = 640.0
 BASE, HIGH = BOTTOM + 26, 66.0  # of the bars in the panel
+GIB = 2**30
 COLUMNS = 220  # of the curve at most
-STROKE = 7.0  # from one stroke of a hatched part to the next
+PHASES = {"recompute": (VERMILLION, 10.0), "backward": (MUTED, 5.0)}  # of the band: fill, and how high
 Column = tuple[float, tuple[int, ...]]  # where it ends, and its bytes by category
 FILLS = dict(zip(CATEGORIES, (SKY, RULE, GREEN, ORANGE, PURPLE, YELLOW), strict=True))
 
@@ -55,8 +39,7 @@ def _axis(step: Step) -> Axis:
 
 def _layers(step: Step) -> list[str]:
     now = step.moment
-    found = [text(MARGIN, 14, f"the layers at {since(now.start)}: {now.words}", weight="bold")]
-    found += keys(560, 14, ("boundary: its input", ORANGE), ("inside a layer", PURPLE, True))
+    found = [text(MARGIN, 14, f"The layers at {since(now.start)}: {now.words}", weight="bold")]
     gap = 6.0 if len(step.segments) < 30 else 2.0
     wide = (END - MARGIN - 8 - gap * len(step.segments)) / step.sizes.layers
     thin = min(6.0, wide / 3)
@@ -69,16 +52,14 @@ def _layers(step: Step) -> list[str]:
                 found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=INK))
             found.append(rect(x + thin, STRIP, wide - thin, STRIP_HIGH, stroke=RULE))
             if interior and step.sizes.interior > step.sizes.boundary:
-                found.append(bar(x + thin, STRIP, wide - thin, STRIP_HIGH, fill=PURPLE, hatched=True))
+                found.append(bar(x + thin, STRIP, wide - thin, STRIP_HIGH, fill=PURPLE))
             if layer == now.layer:
                 found.append(_pointer(x + wide / 2, now.kind))
             x += wide
         found.append(line(start + 1, STRIP + STRIP_HIGH + 7, x - 1, STRIP + STRIP_HIGH + 7, stroke=MUTED, width=2))
-        words = "computed again" if again else "kept"
-        words = next((w for w in (words, "again" if again else "kept", "") if length(w, SMALL) < x - start), "")
-        if words:
-            middle = (start + x) / 2
-            found.append(note(middle, STRIP + STRIP_HIGH + 24, words, anchor="middle"))
+        ends = f"{layers[0] + 1}–{layers[-1] + 1}" if len(layers) > 1 else f"{layers[0] + 1}"
+        what = "computed again" if again else "kept"
+        found.append(fitted(start, x - start, STRIP + STRIP_HIGH + 24, f"{ends}: {what}", ends, fill=MUTED))
         x += gap
     if step.state[-1].input:
         found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=INK))
@@ -102,76 +83,61 @@ def _columns(step: Step) -> Iterator[Column]:
 
 
 def _curve(step: Step) -> list[str]:
-    most = max(step.plain_peak, step.peak.total) * 1.08
-    high = (BOTTOM - TOP) / most
-    columns = list(_columns(step))
-    found = [note(MARGIN, TOP - 10, "memory, GiB (virtual)")]
-    apart = round_step(most / 2**30 / 6)
-    levels = [apart * mark for mark in range(math.ceil(most / 2**30 / apart))]
-    plot = Plot(Scale(LEFT, RIGHT, 0, step.seconds), Scale(BOTTOM, TOP, 0, most / 2**30))
-    found += plot.levels({level: f"{level:.3g}" for level in levels})
+    most = max(step.plain_peak, step.peak.total) * 1.08 / GIB
+    plot = Plot(Scale(LEFT, RIGHT, 0, step.seconds), Scale(BOTTOM, TOP, 0, most))
+    apart, columns = round_step(most / 6), list(_columns(step))
+    found = [note(LEFT, TOP - 14, "memory, GiB (virtual)")]
+    found += plot.levels({apart * mark: f"{apart * mark:.3g}" for mark in range(math.ceil(most / apart))})
     for upto in range(len(CATEGORIES), 0, -1):  # each over the one before, so that only its own part is seen
-        path = f"M{num(LEFT)} {num(BOTTOM)}"
-        before = ""
+        path, before = f"M{num(LEFT)} {num(BOTTOM)}", ""
         for end, alive in columns:
-            at = num(BOTTOM - sum(alive[:upto]) * high)
+            at = num(plot.y.at(sum(alive[:upto]) / GIB))
             path += f"V{at}H{num(end)}" if at != before else f"H{num(end)}"
             before = at
-        path += f"V{num(BOTTOM)}Z"
         fill = FILLS[CATEGORIES[upto - 1]]
-        found.append(f'<path d="{path}" fill="{fill}" stroke="{INK}" stroke-width="0.5"/>')
-    return [*found, _strokes(columns, high), *_marks(step, high), *_phases(step)]
+        found.append(f'<path d="{path}V{num(BOTTOM)}Z" fill="{fill}" stroke="{INK}" stroke-width="0.5"/>')
+    return [*found, *_marks(step, plot), *_phases(step)]
 
 
-def _strokes(columns: list[Column], high: float) -> str:
-    """A second sign beside the colour of what layers keep inside."""
-    below = CATEGORIES.index("inside layers")
-    path, x = "", LEFT + STROKE
-    for end, alive in columns:
-        while x < end:
-            if alive[below]:
-                low, top = (BOTTOM - sum(alive[:upto]) * high for upto in (below, below + 1))
-                path += f"M{num(x)} {num(low)}V{num(top)}"
-            x += STROKE
-    return f'<path d="{path}" stroke="{INK}" stroke-width="1" fill="none"/>'
-
-
-def _marks(step: Step, high: float) -> list[str]:
+def _marks(step: Step, plot: Plot) -> list[str]:
     """The peak, the peak without checkpointing, and the moment that is looked at."""
-    x = _axis(step).x(step.peak.start + step.peak.seconds / 2)
-    y, plain = BOTTOM - step.peak.total * high, BOTTOM - step.plain_peak * high
-    found = [
-        # it moves with the slider, also within a layer's pass
-        cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, BOTTOM + 14),
-        pointer(x, y - 1, half=5, high=8),
-    ]
+    x, y = plot.at(step.peak.start + step.peak.seconds / 2, step.peak.total / GIB)
+    plain, peak = plot.y.at(step.plain_peak / GIB), f"peak {size(step.peak.total)}"
+    # it moves with the slider, also within a layer's pass
+    now = cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, BOTTOM + 14)
+    found = [now, dot(x, y, 4, fill=INK), between(LEFT, RIGHT, x, y - 12, peak, weight="bold")]
     if y - plain > 44:
-        found.append(line(LEFT, plain, RIGHT, plain, stroke=INK, width=1.5, dash="6 4"))
         without = f"without checkpointing {size(step.plain_peak)}"
+        found.append(line(LEFT, plain, RIGHT, plain, stroke=INK, width=1.5, dash="6 4"))
         found.append(small(RIGHT - 4, plain - 6, without, anchor="end", halo=True))
-    return [*found, between(LEFT, RIGHT, x, y - 12, f"peak {size(step.peak.total)}", weight="bold")]
+    return found
 
 
 def _phases(step: Step) -> list[str]:
     """A band under the curve: backward in half its height, what is computed again in all of it."""
+    axis, again = _axis(step), any(step.again)
     found = [rect(LEFT, BOTTOM + 4, RIGHT - LEFT, 10, stroke=MUTED)]
-    runs = [(kind, list(run)) for kind, run in groupby(step.moments, key=lambda moment: moment.kind)]
-    for kind, fill, high in (("recompute", VERMILLION, 10.0), ("backward", MUTED, 5.0)):
-        stretches = [(run[0].start, run[-1].start + run[-1].seconds) for what, run in runs if what == kind]
-        found.append(blocks(_axis(step), stretches, BOTTOM + 14 - high, high, fill=fill))
-    again = ("computed again (high)", VERMILLION)
-    found += [
-        note(LEFT, BOTTOM + 33, "0", anchor="middle"),
-        note(RIGHT, BOTTOM + 33, duration(step.seconds), anchor="end"),
-        *keys(LEFT + 40, BOTTOM + 33, ("forward", PAPER), ("backward (low)", MUTED), again),
-    ]
+    starts: dict[str, float] = {}
+    for kind, group in groupby(step.moments, key=lambda moment: moment.kind):
+        run = list(group)
+        starts.setdefault(kind, axis.x(run[0].start))
+        if kind in PHASES:
+            fill, high = PHASES[kind]
+            found.append(
+                blocks(axis, [(run[0].start, run[-1].start + run[-1].seconds)], BOTTOM + 14 - high, high, fill=fill)
+            )
+    found += [note(RIGHT, BOTTOM + 33, duration(step.seconds), anchor="end")]
+    if step.sizes.micro_batches == 1:
+        found += [note(starts[kind], BOTTOM + 33, kind) for kind in ("forward", "backward")]
+    else:
+        found.append(note(LEFT, BOTTOM + 33, f"forward and backward, {step.sizes.micro_batches} times"))
+    if not again:
+        return [*found, small(LEFT, BOTTOM + 58, "Every layer keeps its inside until its backward pass.")]
     extra = f"computed again: {step.recomputed} of {step.sizes.layers} layers, {percent(step.extra)} more compute"
     why = "The last segment stays, as backward begins with it and needs it at once."
-    if not any(step.again):
-        why = "Every layer keeps its inside until its backward pass."
-    elif step.again[-1]:
+    if step.again[-1]:
         why = "The last segment goes and comes back at once: backward begins with it."
-    return [*found, small(LEFT, BOTTOM + 58, extra), small(LEFT, BOTTOM + 78, why)]
+    return [*found, key(LEFT, BOTTOM + 58, extra, fill=VERMILLION), small(LEFT, BOTTOM + 78, why)]
 
 
 def _now(step: Step) -> list[str]:
@@ -179,7 +145,7 @@ def _now(step: Step) -> list[str]:
     y = TOP + 10
     for name, value in reversed(now_alive(step.moment)):  # as they lie upon one another
         words = "weights, copies" if name == "weights" and step.sizes.copies else name
-        found.append(key(PANEL, y, words, fill=FILLS[name], hatched=name == "inside layers"))
+        found.append(key(PANEL, y, words, fill=FILLS[name]))
         found.append(small(END, y, size(value), anchor="end"))
         y += 21
     found.append(line(PANEL, y - 13, END, y - 13, stroke=MUTED))
@@ -192,12 +158,14 @@ def _choice(step: Step) -> list[str]:
     """What each number of segments keeps, the chosen one filled, the best one and the largest rise marked."""
     sizes, chosen = step.sizes, len(step.segments)
     most = sizes.layers * sizes.interior
-    wide = min(_pitch(step) - (1 if _pitch(step) > 3 else 0), 40)
+    bars = _bars(step)
+    pitch = bars.at(2) - bars.at(1)
+    wide = min(pitch - (1 if pitch > 3 else 0), 40)
     found = [note(PANEL, BASE - HIGH - 18, "activations kept, by segments")]
 
     def place(number: int) -> tuple[float, float]:
         """The middle of a bar's upper edge."""
-        return _middle(step, number), BASE - max(1.5, HIGH * kept(sizes, number) / most)
+        return bars.at(number), BASE - max(1.5, HIGH * kept(sizes, number) / most)
 
     for number in range(1, sizes.layers + 1):
         (x, y), picked = place(number), number == chosen
@@ -205,7 +173,7 @@ def _choice(step: Step) -> list[str]:
         found.append(rect(x - wide / 2, y, wide, BASE - y, fill=fill, stroke=edge))
     x, y = place(step.best)
     found.append(pointer(x, y - 3, half=5, high=9))
-    if step.jump:
+    if step.jump and chosen in (step.jump - 1, step.jump):
         (before, low), (x, y) = place(step.jump - 1), place(step.jump)
         found.append(polyline([(before, low - 3), (before, y - 3), (x, y - 3)], stroke=VERMILLION, width=2.5))
         found.append(between(PANEL, END, x, y - 8, f"{step.jump - 1} → {step.jump}", size=SMALL))
@@ -219,18 +187,14 @@ def _choice(step: Step) -> list[str]:
     ]
 
 
-def _pitch(step: Step) -> float:
-    """From one bar of `_choice` to the next."""
-    return (END - PANEL) / step.sizes.layers
-
-
-def _middle(step: Step, segments: int) -> float:
-    return PANEL + (segments - 1) * _pitch(step) + min(_pitch(step), 40) / 2
+def _bars(step: Step) -> Scale:
+    """The numbers of segments, each where the middle of its bar is."""
+    pitch, most = (END - PANEL) / step.sizes.layers, max(2, step.sizes.layers)
+    first = PANEL + min(pitch, 40) / 2
+    return Scale(first, first + pitch * (most - 1), 1, most)
 
 
 def _bars_as_grip(step: Step) -> list[str]:
     """The bars choose the number of segments: that under the pointer."""
-    if (layers := step.sizes.layers) == 1:
-        return []
     ground = grasp(PANEL - 4, BASE - HIGH - 12, END - PANEL + 8, HIGH + 16)
-    return [Live(draggable(ground, "Segments", Grip("segments", _middle(step, 1), _middle(step, layers), 1, layers)))]
+    return [Live(draggable(ground, "Segments", _bars(step).grip("segments")))] if step.sizes.layers > 1 else []

@@ -1,7 +1,4 @@
-"""Three tensors between host and GPU: where they lie, what each copy costs, and the same as lines of PyTorch.
-
-The commands run in `machine`, on the virtual GPU's allocator and clock; `picture` draws it.
-"""
+"""The controls of three tensors between host and GPU: where they lie, and what each copy costs."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ def _link(gpu: Spec) -> str:
 
 
 _MOVES = [f"{name} to {where}" for name in BYTES for where in ("GPU", "CPU")]
-
-
 _BUTTONS = (*_MOVES, *(f"del {name}" for name in BYTES), "weights + bias")
 
 
@@ -43,7 +38,7 @@ class Transfers(Simulator[Crossings]):
         Choice(
             "assign",
             "The copy gets",
-            {"new": "a new name", "same": "the same name", "module": "its place in a module"},
+            {"new": "a new name: y = x.to()", "same": "the same name: x = x.to()", "module": "its module: layer.to()"},
             "new",
         ),
         Choice(

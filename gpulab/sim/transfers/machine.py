@@ -5,52 +5,18 @@ Memory goes through the virtual GPU's allocator and time through its clock, so b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 
-from virtualgpu.clock.clock import Clock
+from virtualgpu.clock.clock import Clock, Span
 from virtualgpu.clock.rates import Rates
 from virtualgpu.gpus.specs import Link
 from virtualgpu.memory.blocks import STEP, Block
 from virtualgpu.memory.caching import CachingAllocator
 from virtualgpu.memory.out_of_memory import OutOfMemory
 
-from .model import BYTES, GPUS, PARAMETERS, SHAPES, Command, Held, Line, Outcome, link_of, rates_over
+from .model import BYTES, PARAMETERS, SHAPES, Command, Held, Line, Outcome
 
 CONTEXT_BYTES = 300 << 20  # as the virtual GPU's
-
-
-def run(
-    commands: Sequence[Command], assign: str, pinned: bool, non_blocking: bool, gpu: str, slot: int, room: int
-) -> Outcome:
-    """Run the commands on a GPU that a model has filled up to `room` MiB.
-
-    `assign` says what becomes of a copy: it gets a "new" name, or the "same" one, or weights and bias belong to a
-    "module", which moves as a whole.
-    """
-    link = link_of(gpu, slot)
-    machine = _Machine(GPUS[gpu].memory_bytes, rates_over(gpu, link), room, assign, non_blocking)
-    machine.make(pinned)
-    for command in commands:
-        machine.run(command)
-    return machine.outcome(link)
-
-
-@dataclass
-class _Tensor:
-    name: str
-    shape: tuple[int, ...]
-    pinned: bool = False
-    block: Block | None = None  # on the GPU
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * prod(self.shape)
-
-    @property
-    def held(self) -> Held:
-        return Held(self.name, self.nbytes, self.shape, self.pinned)
 
 
 class _Refused(Exception):
@@ -62,16 +28,21 @@ class _Refused(Exception):
 
 
 @dataclass
-class _Machine:
-    """Both memories and the clock, while the commands run."""
+class Machine:
+    """Both memories and the clock, while commands run on a GPU that a model has filled up to `room` MiB.
+
+    `assign` says what becomes of a copy: it gets a "new" name, or the "same" one, or weights and bias belong to a
+    "module", which moves as a whole.
+    """
 
     memory_bytes: int
     rates: Rates
     room: int
     assign: str
     non_blocking: bool
-    names: dict[str, _Tensor] = field(default_factory=dict)
+    names: dict[str, Held] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     code: str = ""  # of the command that is run
 
     def __post_init__(self) -> None:
@@ -82,6 +53,7 @@ class _Machine:
         self.model_bytes = full
         self.calls = self.allocator.memory.calls
         self.clock = Clock(1, self.rates)
+        self.clock.record = self.spans
         self.gpu = self.clock.devices[0]
         self.locked: list[int] = []  # page-locked memory that nothing holds any more, which PyTorch keeps
         self.shortage: OutOfMemory | None = None
@@ -90,12 +62,12 @@ class _Machine:
         """The three tensors on the host."""
         for name, shape in SHAPES.items():
             if self.assign == "module" and name in PARAMETERS:
-                self.names[name] = _Tensor(f"layer.{PARAMETERS[name]}", shape)
+                self.names[name] = Held(f"layer.{PARAMETERS[name]}", shape)
                 if name == "weights":
                     self.lines.append(Line("layer = nn.Linear(512, 512)", kind="made"))
                 continue
             began = self.clock.host
-            self.names[name] = _Tensor(name, shape, pinned=pinned)
+            self.names[name] = Held(name, shape, pinned=pinned)
             if pinned:
                 self._pin(BYTES[name])
             code = f"{name} = torch.randn({', '.join(map(str, shape))}){'.pin_memory()' if pinned else ''}"
@@ -115,9 +87,8 @@ class _Machine:
         except _Refused as error:
             line = Line("", error=str(error), kind=error.kind)
         timed = line.kind in ("copied", "run")
-        self.lines.append(replace(line, code=self.code, call=self.clock.host - began if timed else None))
-
-    # -- moving ------------------------------------------------------------------------------------------------------
+        call = self.clock.host - began if timed else None
+        self.lines.append(replace(line, code=self.code, began=began, call=call))
 
     def _move(self, name: str, *, to_gpu: bool) -> Line:
         options = f'"{"cuda" if to_gpu else "cpu"}"{", non_blocking=True" if self.non_blocking else ""}'
@@ -131,11 +102,7 @@ class _Machine:
                 source = name if to_gpu or f"{name}_gpu" not in self.names else f"{name}_gpu"
                 target = f"{name}_gpu" if to_gpu else name
             self.code = f"{target} = {source}.to({options})"
-            if source not in self.names:
-                raise _Refused("name", f"NameError: name '{source}' is not defined")
-            moved = []
-            if (self.names[source].block is None) == to_gpu:
-                moved.append(self._copy(source, target, to_gpu))
+            moved = [self._copy(source, target, to_gpu)] if (self._find(source).block is None) == to_gpu else []
         if not moved:
             return Line("", kind="there")
         nbytes, seconds, pinned = zip(*moved, strict=True)
@@ -148,10 +115,10 @@ class _Machine:
         label = target if "." not in tensor.name else tensor.name
         nbytes = tensor.nbytes
         if to_gpu:
-            copy, pinned = _Tensor(label, tensor.shape, block=self._allocate(nbytes)), tensor.pinned
+            copy, pinned = Held(label, tensor.shape, block=self._allocate(nbytes)), tensor.pinned
         else:
             pinned = self.non_blocking  # PyTorch then takes pinned memory for the copy
-            copy = _Tensor(label, tensor.shape, pinned=pinned)
+            copy = Held(label, tensor.shape, pinned=pinned)
             if pinned:
                 self._pin(nbytes, copied=False)
         way = "to GPU" if to_gpu else "to host"
@@ -160,19 +127,21 @@ class _Machine:
         rate = self.rates.pinned_gbps if pinned else self.rates.pageable_gbps
         return nbytes, self.rates.copy_us * 1e-6 + nbytes / (rate * 1e9), pinned
 
-    # -- the rest ----------------------------------------------------------------------------------------------------
-
     def _delete(self, name: str) -> Line:
         if self.assign == "new" and name not in self.names and f"{name}_gpu" in self.names:
             name = f"{name}_gpu"
         module = self.assign == "module" and name in PARAMETERS
         self.code = f"del layer.{PARAMETERS[name]}" if module else f"del {name}"
-        if name not in self.names:
-            if module:
-                raise _Refused("name", f"AttributeError: 'Linear' object has no attribute '{PARAMETERS[name]}'")
-            raise _Refused("name", f"NameError: name '{name}' is not defined")
-        self._drop(self.names.pop(name))
+        self._drop(self._find(name))
+        del self.names[name]
         return Line("", kind="freed")
+
+    def _find(self, name: str) -> Held:
+        if name in self.names:
+            return self.names[name]
+        if self.assign == "module" and name in PARAMETERS:
+            raise _Refused("name", f"AttributeError: 'Linear' object has no attribute '{PARAMETERS[name]}'")
+        raise _Refused("name", f"NameError: name '{name}' is not defined")
 
     def _add(self) -> Line:
         if self.assign == "module":
@@ -181,23 +150,17 @@ class _Machine:
         else:
             used = [f"{key}_gpu" if f"{key}_gpu" in self.names else key for key in PARAMETERS]
             self.code = f"out = {' + '.join(used)}"
-        for key in used:
-            if key not in self.names:
-                if self.assign == "module":
-                    raise _Refused("name", f"AttributeError: 'Linear' object has no attribute '{PARAMETERS[key]}'")
-                raise _Refused("name", f"NameError: name '{key}' is not defined")
-        one, two = (self.names[key] for key in used)
+        one, two = map(self._find, used)
         if (one.block is None) != (two.block is None):
             raise _Refused(
                 "device",
                 "RuntimeError: Expected all tensors to be on the same device, but found at least two devices,"
                 " cuda:0 and cpu!",
             )
-        out = _Tensor("out", one.shape)
         if one.block is None:
-            self._bind("out", out)
+            self._bind("out", Held("out", one.shape))
             return Line("", kind="run there")
-        out.block = self._allocate(out.nbytes)
+        out = Held("out", one.shape, block=self._allocate(one.nbytes))
         moved = one.nbytes + two.nbytes + out.nbytes
         self.gpu.kernel(0, self.rates.memory_seconds(moved) + self.rates.kernel_s, "add")
         self._bind("out", out)
@@ -223,14 +186,14 @@ class _Machine:
         else:
             self.clock.spend(self.rates.malloc_us * 1e-6 + nbytes / (self.rates.pin_gbps * 1e9))
 
-    def _bind(self, name: str, tensor: _Tensor) -> None:
+    def _bind(self, name: str, tensor: Held) -> None:
         """Give a name to a tensor; what had it is gone, since nothing else refers to it."""
         before = self.names.get(name)
         self.names[name] = tensor
         if before is not None:
             self._drop(before)
 
-    def _drop(self, tensor: _Tensor) -> None:
+    def _drop(self, tensor: Held) -> None:
         self.allocator.free(tensor.block)
         if tensor.pinned:
             self.locked.append(1 << (tensor.nbytes - 1).bit_length())
@@ -238,13 +201,14 @@ class _Machine:
     def outcome(self, link: Link) -> Outcome:
         tensors = sorted(self.names.values(), key=lambda tensor: order(tensor.name))
         return Outcome(
-            host=tuple(tensor.held for tensor in tensors if tensor.block is None),
-            gpu=tuple(tensor.held for tensor in tensors if tensor.block is not None),
+            host=tuple(tensor for tensor in tensors if tensor.block is None),
+            gpu=tuple(tensor for tensor in tensors if tensor.block is not None),
             lines=tuple(self.lines),
             reserved=self.allocator.statistics.current("reserved_bytes") - self.model_bytes,
             free=self.allocator.memory.free_bytes,
             rates=self.rates,
             link=link,
+            bus=tuple((span.start, span.start + span.seconds) for span in self.spans if span.where.startswith("to ")),
             finished=max(self.gpu.done, self.clock.host),
             went_on=self.clock.host,
             shortage=self.shortage,

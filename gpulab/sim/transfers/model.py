@@ -1,16 +1,14 @@
-"""Commands such as `weights to GPU`, and what is known after them: which tensor lies where, and each line's cost.
-
-They are run in `machine`.
-"""
+"""Commands such as `weights to GPU`, and what is known after them: which tensor lies where, and each line's cost."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from virtualgpu.clock.rates import PAGEABLE, Rates, rates_of
 from virtualgpu.gpus.specs import PCIE3, PCIE4, PCIE5, SHOWN, Link
+from virtualgpu.memory.blocks import Block
 from virtualgpu.memory.out_of_memory import OutOfMemory
 
 SHAPES = {"input_data": (32, 3, 224, 224), "weights": (512, 512), "bias": (512,)}
@@ -64,6 +62,7 @@ class Line:
     copies: int = 0
     copy: float = 0.0  # what the bus was busy for
     pinned: bool = False  # all of the host's side of it
+    began: float = 0.0
     call: float | None = None  # until the host went on; None where no GPU is in it
     error: str = ""  # Python's last line
     kind: str = ""  # made, pinned, copied, there (already), freed, run, run there (on the host), name, device, memory
@@ -71,12 +70,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor where it lies; `pinned` only on the host."""
+    """A tensor where it lies: on the host, where it may be pinned, or in a block of the GPU's memory."""
 
     name: str
-    nbytes: int
     shape: tuple[int, ...]
-    pinned: bool
+    pinned: bool = False
+    block: Block | None = field(default=None, compare=False)
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Outcome:
     free: int  # on the GPU, for anybody
     rates: Rates
     link: Link
+    bus: tuple[tuple[float, float], ...]  # when each copy began and ended
     finished: float  # when the GPU has done everything
     went_on: float  # when the host had made its last call
     shortage: OutOfMemory | None = None  # of the last command

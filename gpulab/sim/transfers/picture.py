@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, code, hatch, line, rect, text, wrap
+from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, code, line, rect, text, wrap
 
-from ..base.scene import END, WIDTH, arrow, chip, keys, named_bar, note, picture, small
+from ..base.lanes import Axis
+from ..base.scene import END, WIDTH, arrow, chip, fitted, note, picture, small
 from ..base.touch import carried, clickable, command, grows
 from ..base.words import count, duration
 from .machine import order
@@ -15,83 +16,84 @@ from .result import Crossings, size
 # the rest of the text is where to read on, an address longer than a line
 _TO_READ_ON = "  See documentation"
 
-PANEL, PANEL_HEIGHT = 290.0, 204.0
+PANEL, PANEL_HEIGHT = 290.0, 164.0
 HOST, GPU = MARGIN, END - PANEL  # where the panels begin
-ROWS, ROW, CHIP = 34.0, 33.0, 28.0  # a tensor and its copy side by side
-CONSOLE, SHOWN, STEP = 228.0, 7, 19.0
-FOOT = CONSOLE + 13 + SHOWN * STEP
+ROWS, ROW, CHIP = 34.0, 31.0, 27.0  # a tensor and its copy side by side
+CONSOLE, SHOWN, STEP = 190.0, 7, 19.0
+LANES, LANE, LEFT = CONSOLE + 37 + SHOWN * STEP, 24.0, 130.0
 BUS = 680.0
 
 
 def draw(result: Crossings) -> Picture:
-    """Both memories with the bus between, the console with the error, and below it what the copies cost."""
+    """Both memories with the bus between, the console with the error, and when Python waited and the bus copied."""
     out = result.outcome
-    there = f"{out.free / 2**20:.0f} MiB free; a model fills the rest"
     body = [
-        *_panel(HOST, "host memory", result.host_bytes, ""),
-        Live(note(HOST + 12, PANEL_HEIGHT - 8, "click a tensor, or carry it over")),
-        *_panel(GPU, f"{result.gpu}'s memory", result.gpu_bytes, f" in {result.reserved} reserved"),
-        note(GPU + 12, PANEL_HEIGHT - 8, there),
+        *_panel(HOST, "host memory", result.host_bytes),
+        *_panel(GPU, f"{result.gpu}’s memory", result.gpu_bytes),
     ]
-    last = out.lines[-1]
-    wrong = last.code.split() if last.kind == "device" else []  # the names that do not go together
-    tensors = [*_tensors(HOST, out.host, SKY, "GPU", GPU, wrong), *_tensors(GPU, out.gpu, GREEN, "CPU", HOST, wrong)]
-    return picture(result, FOOT + 84, body, _bus(result), _console(result), _cost(result), tensors)
+    tensors = [*_tensors(HOST, out.host, SKY, "GPU", GPU), *_tensors(GPU, out.gpu, GREEN, "CPU", HOST)]
+    return picture(result, LANES + 86, body, _bus(result), _console(result), _lanes(result), tensors)
 
 
-def _panel(x: float, name: str, total: int, within: str) -> list[str]:
+def _panel(x: float, name: str, total: int) -> list[str]:
     return [
         rect(x, 0.5, PANEL, PANEL_HEIGHT, stroke=INK, radius=6),
         text(x + 12, 22, name, weight="bold"),
         text(x + PANEL - 12, 22, size(total), weight="bold", anchor="end"),
-        note(x + 12, PANEL_HEIGHT - 25, f"{total:,} bytes{within}" if total else "empty"),
     ]
 
 
-def _tensors(x: float, tensors: tuple[Held, ...], fill: str, to: str, other: float, wrong: list[str]) -> list[str]:
-    """A chip for each: a click copies it to the other memory, whose panel begins at `other`; the ✕ deletes it. Those
-    with a name in `wrong` have a strong edge."""
+def _tensors(x: float, tensors: tuple[Held, ...], fill: str, to: str, other: float) -> list[str]:
+    """A chip for each, filled as far as its bytes are those of the largest: a click copies it to the other memory,
+    whose panel begins at `other`."""
     body = []
     for held in tensors:
         y = ROWS + ROW * order(held.name)
-        base = y + CHIP / 2 + 5
-        drawn = rect(x + 10, y, PANEL - 46, CHIP, fill=fill, stroke=INK, radius=4)
-        drawn += rect(x + 10, y, PANEL - 46, CHIP, stroke=VERMILLION, radius=4, edge=3) if held.name in wrong else ""
-        drawn += hatch(x + 10, y, 22, CHIP) if held.pinned else ""
-        drawn += text(x + 18 + 20 * held.pinned, base, held.name)
-        drawn += small(x + 170, base, "pinned", anchor="end") if held.pinned else ""
-        drawn += text(x + PANEL - 44, base, size(held.nbytes), anchor="end")
+        base, wide = y + CHIP / 2 + 5, PANEL - 54
+        drawn = rect(x + 10, y, wide, CHIP, fill=PAPER, stroke=INK, radius=4)
+        drawn += rect(x + 10, y, max(3.0, wide * held.nbytes / max(BYTES.values())), CHIP, fill=fill, radius=4)
+        drawn += text(x + 28, base, held.name)
+        drawn += small(x + 164, base, "pinned", anchor="end") if held.pinned else ""
+        drawn += text(x + PANEL - 52, base, size(held.nbytes), anchor="end")
         if held.name == "out":  # which no command knows
             body.append(drawn)
             continue
         known = next(name for name in BYTES if name in held.name or PARAMETERS.get(name) == held.name[6:])
         moved = command(drawn, f"{held.name}: copy it to the {to}", "script", f"{known} to {to}")
         gone = held.name if "layer" not in held.name else known
-        cross = rect(x + PANEL - 32, y, 24, CHIP, fill=PAPER) + text(x + PANEL - 20, base, "✕", anchor="middle")
+        cross = rect(x + PANEL - 40, y, 36, CHIP, fill=PAPER) + small(x + PANEL - 23, base, "del", anchor="middle")
         deleted = command(cross, f"{held.name}: delete it", "script", f"del {gone}")
         body += [carried(moved, other, 0, PANEL, PANEL_HEIGHT), Live(deleted)]
     return body
 
 
 def _bus(result: Crossings) -> list[str]:
-    """The link, and what the last command copied, if it was a copy."""
-    out = result.outcome
-    left, right, middle, y = MARGIN + PANEL + 8, END - PANEL - 8, WIDTH / 2, PANEL_HEIGHT - 58
+    """The link, and what the last command copied, or could not add."""
+    out, middle = result.outcome, WIDTH / 2
+    left, right, y = HOST + PANEL + 8, GPU - 8, PANEL_HEIGHT - 24
     last, rates = out.lines[-1], out.rates
     body = [
-        note(middle, y + 18, f"{result.link}: {out.link.one_way_gbps:.0f} GB/s", anchor="middle"),
-        note(middle, y + 36, f"copies: {rates.pageable_gbps:.3g} GB/s pageable,", anchor="middle"),
-        note(middle, y + 53, f"{rates.pinned_gbps:.3g} pinned (virtual)", anchor="middle"),
+        note(middle, 20, f"{result.link}: {out.link.one_way_gbps:.0f} GB/s", anchor="middle"),
+        note(
+            middle, y + 19, f"reached: {rates.pageable_gbps:.3g} GB/s, pinned {rates.pinned_gbps:.3g}", anchor="middle"
+        ),
     ]
-    if not last.copies:
-        words = "no copy" if last.error or last.kind == "there" else "idle"
-        return [*body, note(middle, y, words, anchor="middle")]
-    start, tip, side = (left, right, "left") if last.way == "to GPU" else (right, left, "right")
-    words = f"{size(last.nbytes)} {last.way} in {duration(last.copy)}"
-    for held in out.gpu if last.way == "to GPU" else out.host:
-        if held.name in last.code or ("layer" in last.code and "layer" in held.name):
-            at = ROWS + ROW * order(held.name) + CHIP / 2
-            body.append(grows(arrow(start, tip, at, stroke=ORANGE, width=10, head=20, wing=14), side))
+    words = "nothing copied" if last.kind == "there" else "idle"
+    if last.kind == "device":
+        words = "✗ on two devices"
+        names = last.code.split()[2::2]
+        for held in (*out.host, *out.gpu):
+            if held.name in names:
+                at = ROWS + ROW * order(held.name) + CHIP / 2
+                edge = right if held.name in result.on_gpu else left
+                body.append(line(edge, at, middle, y - 16, stroke=VERMILLION, width=4))
+    if last.copies:
+        start, tip, side = (left, right, "left") if last.way == "to GPU" else (right, left, "right")
+        words = f"{size(last.nbytes)} {last.way} in {duration(last.copy)}"
+        for held in out.gpu if last.way == "to GPU" else out.host:
+            if held.name in last.code or ("layer" in last.code and "layer" in held.name):
+                at = ROWS + ROW * order(held.name) + CHIP / 2
+                body.append(grows(arrow(start, tip, at, stroke=ORANGE, width=10, head=20, wing=14), side))
     return [*body, small(middle, y, words, anchor="middle", weight="bold")]
 
 
@@ -103,6 +105,7 @@ def _console(result: Crossings) -> list[str]:
         note(MARGIN, CONSOLE, "console"),
         Live(command(add, "Compute weights + bias", "script", "weights + bias")),
         *([Live(clickable(undo, "Undo", script=result.before))] if result.commands else []),
+        Live(note(280, CONSOLE, "or click a tensor, or carry it over")),
         note(BUS, CONSOLE, "on the bus", anchor="end"),
         note(END, CONSOLE, "call returns", anchor="end"),
         line(MARGIN, CONSOLE + 7, END, CONSOLE + 7, stroke=RULE),
@@ -139,20 +142,26 @@ def _costs(it: Line, y: float) -> list[str]:
     return body
 
 
-def _cost(result: Crossings) -> list[str]:
-    """All that went over the bus, or could, beside a look at the same bytes where the GPU has them."""
-    rates, nbytes, seconds, floor = result.outcome.rates, result.copied, result.copying, result.floor
-    if not nbytes:
-        nbytes, floor = sum(BYTES.values()), len(BYTES) * rates.copy_us * 1e-6
-        seconds = floor + nbytes / (rates.pageable_gbps * 1e9)
-    near = rates.memory_seconds(nbytes)
-    left, unit, top = 300.0, 380 / seconds, FOOT + 16
-    over = "all copies over the bus" if result.copied else "over the bus, if all were copied"
-    whole = ((floor * unit, VERMILLION, True), ((seconds - floor) * unit, ORANGE, False))
-    faster = f"{duration(near)}, {seconds / near:.0f} × faster"
-    return [
-        note(MARGIN, top, f"the same {size(nbytes)} (virtual)"),
-        *keys(left, top, ("latency", VERMILLION, True), ("bytes", ORANGE)),
-        named_bar(left, top + 30, over, whole, duration(seconds)),
-        named_bar(left, top + 60, "read in the GPU's own memory", [(near * unit, GREEN, False)], faster),
-    ]
+def _lanes(result: Crossings) -> list[str]:
+    """When Python waited for a call, and when the bus copied."""
+    out, copied = result.outcome, result.copied
+    calls = [it for it in out.lines if it.call is not None and it.kind != "pinned"]
+    names = [small(MARGIN, LANES + 17, "Python waits"), small(MARGIN, LANES + 47, "the bus copies")]
+    if not calls:
+        return [*names, note(LEFT, LANES + 17, "no copy yet")]
+    begin = calls[0].began
+    axis = Axis(LEFT, END, max(out.finished, out.went_on) - begin)
+    spans = [(it.began, it.began + (it.call or 0.0), LANES, VERMILLION) for it in calls]
+    spans += [(start, end, LANES + 30, ORANGE) for start, end in out.bus]
+    body = [*names, note(MARGIN, LANES - 11, "virtual time"), *axis.draw(LANES - 6, LANES + 30 + LANE)]
+    for start, end, top, fill in spans:
+        x, wide = axis.x(start - begin), axis.seen(end - start)
+        body.append(bar(x, top, wide, LANE, fill=fill))
+        body.append(fitted(x, wide, top + 17, duration(end - start)))
+    x = axis.x(out.went_on - begin)
+    body.append(fitted(x, END - x, LANES + 17, "goes on with the next line", "goes on", halo=True))
+    if copied:
+        near = out.rates.memory_seconds(copied)
+        words = f"In its own memory the GPU reads the same {size(copied)} in {duration(near)}"
+        body.append(text(LEFT, LANES + 78, f"{words}: {result.copying / near:.0f} × faster"))
+    return body

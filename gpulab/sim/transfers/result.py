@@ -9,8 +9,8 @@ from virtualgpu.memory.out_of_memory import format_size
 
 from ..base.simulator import Result, Row
 from ..base.words import below, duration, percent
-from .machine import run
-from .model import GPUS, SLOTS, Command, Line, Outcome, read
+from .machine import Machine
+from .model import GPUS, SLOTS, Command, Line, Outcome, link_of, rates_over, read
 
 
 def size(nbytes: int) -> str:
@@ -36,6 +36,10 @@ class Crossings(Result):
     @property
     def gpu_bytes(self) -> int:
         return sum(held.nbytes for held in self.outcome.gpu)
+
+    @property
+    def on_gpu(self) -> set[str]:
+        return {held.name for held in self.outcome.gpu}
 
     @property
     def copies(self) -> list[Line]:
@@ -72,7 +76,7 @@ class Crossings(Result):
         own, link = GPUS[self.gpu].host_link, self.outcome.link
         if own == SLOTS[self.slot]:
             return link.name
-        return f"{link.name}, the {'GPU' if link == own else 'slot'}'s"
+        return f"{link.name}, the {'GPU' if link == own else 'slot'}’s"
 
     @property
     def reserved(self) -> str:
@@ -100,8 +104,10 @@ class Crossings(Result):
             pinning = math.fsum(line.call or 0.0 for line in out.lines)
             saved = self.host_bytes * (1 / out.rates.pageable_gbps - 1 / out.rates.pinned_gbps) * 1e-9
             return f"Pinning took {duration(pinning)}, which saves {duration(saved)} each time that all of it is copied"
+        if last.kind == "device":
+            there, left = sorted(last.code.split()[2::2], key=lambda name: name not in self.on_gpu)
+            return f"The sum fails: {there} is on cuda:0, and {left} still on the CPU"
         return {
-            "device": "The sum fails, as it needs both on one device: one is on cuda:0, the other still on the CPU",
             "there": "It is there already: .to gives back what it was given, and copies nothing",
             "run": "Both are on cuda:0: the sum is computed there and stays there, and nothing is copied",
             "run there": "Both are on the CPU: the sum is computed there, and the GPU has no part in it",
@@ -115,7 +121,9 @@ class Crossings(Result):
                 return f"Nobody waits for the copy, but pinning new memory took {call}; synchronize before you read it"
             return f"The copy takes {copy}, and nobody waits for it: call torch.cuda.synchronize() before you read it"
         if self.non_blocking and last.pinned:
-            return f"Nobody waits: the call returns after {call}, and the copy takes {copy} beside what comes next"
+            pinning = math.fsum(line.call or 0.0 for line in out.lines if line.kind == "pinned")
+            price = f"; but pinning took {duration(pinning)}" if pinning else ""
+            return f"Nobody waits: the call returns after {call}, and the copy goes on for {copy}{price}"
         if self.non_blocking:
             return "non_blocking=True changes nothing here: from pageable memory the call waits until all is staged"
         if last.way == "to host":
@@ -123,8 +131,9 @@ class Crossings(Result):
                 f"The way back is as slow: {size(last.nbytes)} in {copy}. Leave on the GPU what the GPU will need again"
             )
         if self.assign == "new":
-            there = {held.name for held in out.gpu}
-            both = ("It is", "Both are", "All three are")[sum(f"{held.name}_gpu" in there for held in out.host) - 1]
+            both = ("It is", "Both are", "All three are")[
+                len(self.on_gpu & {f"{held.name}_gpu" for held in out.host}) - 1
+            ]
             return f"{both} on the GPU now, and still on the host too: .to copies"
         what = "A module moves as a whole" if "layer" in last.code else "The name refers to the copy now"
         return f"{what}: nothing refers to the {size(last.nbytes)} on the host any more, and they are free again"
@@ -174,7 +183,10 @@ def _happened(done: Line) -> str:
 
 
 def simulate(script: str, assign: str, gpu: str, slot: int, room: int, pinned: bool, non_blocking: bool) -> Crossings:
-    """Run the commands of `script`; see `machine.run`."""
-    commands = tuple(read(script))
-    outcome = run(commands, assign, pinned, non_blocking, gpu, slot, room)
-    return Crossings(gpu, slot, assign, non_blocking, commands, outcome)
+    """Run the commands of `script` on a `Machine`."""
+    commands, link = tuple(read(script)), link_of(gpu, slot)
+    machine = Machine(GPUS[gpu].memory_bytes, rates_over(gpu, link), room, assign, non_blocking)
+    machine.make(pinned)
+    for command in commands:
+        machine.run(command)
+    return Crossings(gpu, slot, assign, non_blocking, commands, machine.outcome(link))

@@ -1,5 +1,7 @@
 """What a GPU held at the peak of a run, or where memory ran out: categories, phase, step and the largest tensors."""
 
+import re
+
 import pytest
 import torch
 
@@ -91,6 +93,62 @@ x.exp().exp().backward(torch.ones((), device="cuda").expand(2**30))
     gpu, _ = memory(source, code=12)
     found = gpu.shortage.breakdown
     assert (found.phase, dict(found.categories).get("activations")) == ("backward", 2**33)
+
+
+def test_a_copy_of_the_weights_made_before_training_is_no_activation(memory):
+    source = (
+        f"{MODEL}\naverage = [p.clone().detach() for p in model.parameters()]\n"
+        "optimizer = torch.optim.Adam(model.parameters())\n"
+        "model(torch.randn(8, 1024, device='cuda')).sum().backward()\noptimizer.step()\n"
+    )
+    gpu, text = memory(source)
+    found = dict(gpu.memory.breakdown.categories)
+    assert found["data"] == pytest.approx(found["weights"], rel=0.01)
+    assert found.get("activations", 0) < MiB
+    assert re.search(r"float32 \d+x\d+  clone, line \d+", text)
+
+
+def test_the_line_the_holders_and_the_breakdown_are_of_one_peak(memory):
+    source = """\
+import torch
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1, device="cuda"))])
+first = torch.ones(1000 << 20, dtype=torch.uint8, device="cuda")
+del first
+optimizer.step()
+second = torch.ones(1005 << 20, dtype=torch.uint8, device="cuda")  # higher by less than 1 %
+del second
+optimizer.step()
+"""
+    gpu, _ = memory(source)
+    assert gpu.memory.peak_allocated > 1005 << 20
+    assert gpu.memory.breakdown.step == 1
+    assert gpu.memory.breakdown.allocated == pytest.approx(1000 << 20, rel=0.001)
+    assert gpu.memory.peak_line.code.startswith("first = ")
+    assert gpu.memory.peak_shares[0].line == gpu.memory.peak_line
+    gpu, _ = memory(source.replace("1005", "1020"))
+    assert gpu.memory.peak_line.code.startswith("second = ")
+    assert gpu.memory.breakdown.step == 2
+
+
+def test_weights_that_fsdp_gathers_are_weights(memory):
+    source = """\
+import torch
+from torch import nn
+from torch.distributed import init_process_group
+from torch.distributed.fsdp import fully_shard
+init_process_group("nccl")
+model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False, device="cuda") for _ in range(4)))
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.randn(8, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    gpu, _ = memory(source, "--ranks", "8")
+    found, weights = dict(gpu.memory.breakdown.categories), 4 * 4 * 4096 * 4096
+    assert found["weights"] == pytest.approx(weights + weights / 8, rel=0.01)
+    assert found.get("activations", 0) < MiB
 
 
 def test_modules_in_lists_have_their_path(memory):
