@@ -9,8 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from courselib.ready import python_here
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from gpulab import VirtualGPU
+from virtualgpu.clock.timeline import communication
 from virtualgpu.scope.refusals import NotMirrored
 
 from .sharded_programs import PROGRAMS, Model, shard
@@ -111,3 +115,33 @@ def test_data_parallel_fills_the_first_gpu_most(compute):
         assert first - second > outputs
         kept = torch.cuda.memory_allocated(0), torch.cuda.memory_allocated(1)
         assert kept[0] - kept[1] >= 2 * weights  # weights and gradients stay on the first alone
+
+
+def test_fsdp_copies_its_own_shard_alone_and_gathers_the_next_layer_while_it_computes():
+    width, layers = 4096, 12
+    with warnings.catch_warnings(), VirtualGPU("H100", ranks=8, compute=False) as gpu:
+        warnings.simplefilter("ignore")
+        with torch.device("cuda"):
+            model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+        mesh = init_device_mesh("cuda", (8,))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        x = torch.empty(8192, width, device="cuda")
+        for _ in range(2):
+            with gpu.timeline() as timeline:
+                model(x).sum().backward()
+                torch.cuda.synchronize()
+        kernels = [span for span in timeline.spans if span.where == "kernels"]
+        took = {name: [s for s in kernels if s.name.startswith(f"fsdp::{name}")] for name in COPIES}
+        weight = 4 * width * width
+        for name, share in COPIES.items():
+            for span in took[name]:
+                moved = (span.seconds - gpu.rates.kernel_s) * gpu.rates.memory_rate
+                assert 0.4 * share * weight < moved <= 1.01 * share * weight, name
+        assert len(took["all_gather_copy_in"]) == 2 * layers
+        found = communication(timeline.spans)
+        assert found.exposed < 0.4 * found.seconds
+
+
+COPIES = {"all_gather_copy_in": 2 / 8, "split_with_sizes_copy": 2, "chunk_cat": 2}  # read and written, of a weight

@@ -538,3 +538,19 @@ def test_a_kernels_bytes_are_those_it_moves_to_and_from_memory():
         with gpu.timeline() as timeline:
             graph.replay()
         assert [span.nbytes for span in timeline.spans if span.where == "kernels"] == [2 * x.nbytes]
+
+
+@pytest.mark.parametrize(("priority", "waits"), [(0, True), (-1, False)])
+def test_a_stream_of_high_priority_does_not_wait_for_what_is_queued(gpu, priority, waits):
+    a, small = (torch.empty(size, device="cuda") for size in (1 << 28, 1 << 20))
+    side = torch.cuda.Stream(priority=priority)
+    torch.cuda.synchronize()
+    with gpu.timeline() as timeline:
+        for _ in range(20):
+            a.mul_(2)
+        with torch.cuda.stream(side):
+            small.mul_(2)
+        torch.cuda.synchronize()
+    kernels = [span for span in timeline.spans if span.where == "kernels"]
+    ends = [span.start + span.seconds for span in kernels]
+    assert (ends[-1] > ends[-2]) is waits

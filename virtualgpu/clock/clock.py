@@ -294,13 +294,16 @@ class Clock:
 class DeviceClock:
     """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) total its work without
     collectives, `flop_seconds` the time of kernels with flops, `launching` the host's time in its launches.
-    `covered` is the time in which any kernel runs, collectives included; None before the first collective."""
+    `covered` is the time in which any kernel runs, collectives included; None before the first collective. `urgent` are
+    streams of high priority: their blocks go before those that wait, and what they take is taken from what comes later.
+    """
 
     def __init__(self, clock: Clock, index: int) -> None:
         self.clock = clock
         self.index = index
         self.streams: dict[int, float] = {0: 0.0}  # when the last work queued on each stream will be done
         self.several = False
+        self.urgent: set[int] = set()
         self.compute = Engine()
         self.copies = {"to GPU": Engine(), "to host": Engine()}
         self.queue: deque[float] = deque(maxlen=QUEUE)
@@ -348,7 +351,10 @@ class DeviceClock:
             else:
                 self._begin_several()
         if self.several:
-            start = self.compute.take(max(ready, self.streams.get(stream, 0.0)), seconds, host)
+            start = max(ready, self.streams.get(stream, 0.0))
+            taken = self.compute.take(start, seconds, host)
+            if stream not in self.urgent:
+                start = taken
             end = self.streams[stream] = start + seconds
         queue.append(end)
         if end > self.done:

@@ -9,7 +9,7 @@ import torch
 
 from ..clock import work
 from ..scope import in_force
-from . import recurrent, recurrent_memory, temporaries
+from . import layouts, recurrent, recurrent_memory, temporaries
 from .traffic import Args, Cost, Rule, Tensor, reading, traffic, writes, writing
 
 if TYPE_CHECKING:
@@ -74,11 +74,16 @@ def _conv_forward(device: Device, func: Any, args: Args, out: Any) -> Cost:
     tensor, weight, *_, transposed, _, groups = args[:9]
     moved = reading(device, tensor, weight) + writing(device, out)
     found = _Convolution(tensor, weight, out, args[3], args[5], transposed, groups)
-    return _convolved(device, found, ("forward",), moved, [tensor, out])
+    done = _convolved(device, found, ("forward",), moved, [tensor, out])
+    if args[2] is None or not _by_a_library(found, [tensor, out]):
+        return done
+    before = device.moved
+    seconds = reading(device, out, args[2]) + writing(device, out)
+    return done._replace(after=("add_", seconds, device.moved - before))  # to cuDNN's result
 
 
 def _conv_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """Two kernels: each reads the gradient."""
+    """Two kernels: each reads the gradient; a sum of it is that of the bias."""
     grad, tensor, weight = args[:3]
     transposed, groups, mask = args[7], args[9], args[10]
     parts = tuple(part for part, wanted in zip(("input", "weight"), mask, strict=False) if wanted)
@@ -86,7 +91,17 @@ def _conv_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
     moved += writing(device, out)
     images = [grad] * len(parts) + [image for image, wanted in ((out[0], mask[0]), (tensor, mask[1])) if wanted]
     found = _Convolution(tensor, weight, grad, args[4], args[6], transposed, groups)
-    return _convolved(device, found, parts, moved, images)
+    done = _convolved(device, found, parts, moved, images)
+    if not mask[2]:
+        return done
+    before = device.moved
+    seconds = layouts.summed(device, grad, out[2], (0, *range(2, grad.dim())))
+    return done._replace(after=("sum", seconds, device.moved - before))
+
+
+def _by_a_library(given: _Convolution, images: list[Tensor]) -> bool:
+    """Return True if cuDNN does it, which adds no bias; PyTorch's own depthwise kernel does."""
+    return not given.depthwise or given.by_cudnn(any(image.is_contiguous() for image in images))
 
 
 class _Convolution(NamedTuple):
@@ -164,6 +179,24 @@ def _attention(share: float) -> Rule:
     return found
 
 
+def _flash(*, backward: bool) -> Rule:
+    """Flash attention, and cuDNN's."""
+
+    def found(device: Device, func: Any, args: Args, out: Any) -> Cost:
+        query, key = args[1:3] if backward else args[:2]
+        position = _argument(func, "is_causal")
+        causal = position is not None and position < len(args) and bool(args[position])
+        flops = float(_counter(func)(*args, out_val=out)) / (2 if causal else 1)  # above the diagonal nothing counts
+        batch, heads, queries, width = query.shape
+        name, moved = precision(query.dtype), reading(device, args) + writing(device, out)
+        sizes = batch * heads, queries, key.shape[2], width
+        rates = device.timer.clock.rates
+        done = work.flash_attention(rates, *sizes, name, flops, moved, causal=causal, backward=backward)
+        return costs(device, done, name)
+
+    return found
+
+
 @cache
 def _counter(func: Any) -> Any:
     from torch.utils.flop_counter import flop_registry
@@ -221,10 +254,10 @@ RULES: dict[Any, Rule] = {
     },
     aten.convolution.default: _conv_forward,
     aten.convolution_backward.default: _conv_backward,
-    aten._scaled_dot_product_flash_attention.default: _attention(work.FLASH),
-    aten._scaled_dot_product_flash_attention_backward.default: _attention(work.FLASH_BACKWARD),
-    aten._scaled_dot_product_cudnn_attention.default: _attention(work.FLASH),
-    aten._scaled_dot_product_cudnn_attention_backward.default: _attention(work.FLASH_BACKWARD),
+    aten._scaled_dot_product_flash_attention.default: _flash(backward=False),
+    aten._scaled_dot_product_flash_attention_backward.default: _flash(backward=True),
+    aten._scaled_dot_product_cudnn_attention.default: _flash(backward=False),
+    aten._scaled_dot_product_cudnn_attention_backward.default: _flash(backward=True),
     aten._scaled_dot_product_efficient_attention.default: _attention(work.EFFICIENT),
     aten._scaled_dot_product_efficient_attention_backward.default: _attention(work.EFFICIENT),
     aten._cudnn_rnn.default: _recurrent(1),

@@ -10,8 +10,8 @@ import torch
 
 from ..scope import gpu_trace, in_force
 from ..scope.labels import NAME, PINNED, device_of, storage_of
-from . import host_shapes
-from .traffic import reading, traffic, writing
+from . import host_shapes, layouts
+from .traffic import traffic
 
 if TYPE_CHECKING:
     from ..scope.device import Device
@@ -25,7 +25,7 @@ def charge(into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> N
         return
     if to is origin and to is not None:
         before = to.moved
-        seconds = reading(to, source) + writing(to, into) + to.timer.clock.rates.kernel_s
+        seconds = layouts.copying(to, into, source) + to.timer.clock.rates.kernel_s
         to.timer.kernel(to.stream, seconds, "copy_", nbytes=to.moved - before)
     elif to is None or origin is None:
         _over_the_link(to, origin, into, source, non_blocking)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import own_code
-from . import arithmetic, temporaries
+from . import arithmetic, layouts, lists, norms
 from .traffic import Args, Cost, Rule, reading, traffic, writes, writing
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def charge(device: Device, func: Any, args: Args, out: Any) -> None:
     clock = timer.clock
     rates, costs = clock.rates, clock.costs
     before = device.moved
-    seconds, flops, kernels, joules = rule(device, func, args, out)
+    seconds, flops, kernels, joules, after = rule(device, func, args, out)
     if not kernels:
         return
-    nbytes = device.moved - before
+    nbytes = device.moved - before - (after[2] if after else 0)
     if kernels > 1:
         seconds, flops, joules, nbytes = seconds / kernels, flops / kernels, joules / kernels, nbytes // kernels
     if rates.power is not None:
@@ -64,6 +64,9 @@ def charge(device: Device, func: Any, args: Args, out: Any) -> None:
     end = timer.kernel(device.stream, seconds, name, flops, host_s, joules, nbytes)
     for _ in range(kernels - 1):
         end = timer.kernel(device.stream, seconds, name, flops, costs.launch, joules, nbytes)
+    if after:
+        name, seconds, nbytes = after
+        end = timer.kernel(device.stream, seconds + rates.kernel_s, name, 0.0, costs.launch, 0.0, nbytes)
     if device.blocking:
         clock.wait(end, name)
 
@@ -170,6 +173,10 @@ def _in_place(device: Device, func: Any, args: Args, out: Any) -> Cost:
     return Cost(seconds, kernels=1 if seconds else 0)
 
 
+def _of_lists(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    return lists.cost(device, args, [out, *(args[i] for i in _written(func) if i < len(args))])
+
+
 def _picks(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """Read as much as is returned: a few rows of a table."""
     rate = device.timer.clock.rates.memory_rate
@@ -186,82 +193,6 @@ def _dropped(device: Device, func: Any, args: Args, out: Any) -> Cost:
     return (_moves if args[1] and args[2] else _free)(device, func, args, out)
 
 
-def _norm(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """Statistics first: what is normalised is read for them, and again."""
-    return Cost(reading(device, args[0], args[0]) + reading(device, *args[1:]) + writing(device, out))
-
-
-def _norm_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """The gradient and what was normalised are read for two sums, and again."""
-    return Cost(reading(device, *args[:2], *args[:2]) + reading(device, *args[2:]) + writing(device, out))
-
-
-def _batch_norm(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """In evaluation it is a scale and a shift."""
-    if not args[5]:
-        return _at_least(_moves(device, func, args, out), _in_evaluation(device, args[0], args[1]))
-    return _at_least(_norm(device, func, args, out), _of_planes(device, args[0], args[1], 3))
-
-
-def _batch_norm_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    return _at_least(_norm_backward(device, func, args, out), _of_planes(device, args[1], args[2], 5))
-
-
-def _at_least(cost: Cost, seconds: float) -> Cost:
-    return cost if cost.seconds >= seconds else cost._replace(seconds=seconds)
-
-
-# Numbers per microsecond that a multiprocessor of an H200 passes in a batch norm: cuDNN's kernel, PyTorch's (which has
-# bfloat16), and backward; "near" for planes that it keeps while it has the sums.
-_PASSED = {
-    "cudnn": 5200.0, "near": 12000.0, "pytorch": 3600.0, "backward": 3600.0, "pytorch backward": 5400.0,
-    "evaluation": 3300.0, "evaluation, last": 2600.0,
-}  # fmt: skip
-_NEAR = 1 << 17  # bytes
-_TAKEN = 256  # numbers of one channel of an image that evaluation takes at a time, where they are next to each other
-
-
-def _of_planes(device: Device, x: Tensor, weight: Tensor | None, passes: int) -> float:
-    """Seconds of a batch norm on Hopper beside its traffic, as an H200 was seen to do it in ten shapes.
-
-    With channels first each channel is one block's, so that few channels leave multiprocessors idle.
-    """
-    if device.spec.capability != (9, 0) or not x.numel() or x.dim() < 3:
-        return 0.0
-    by_cudnn, backward = temporaries.by_cudnn(x, weight), passes == 5
-    plane = x.numel() // x.shape[1]
-    if _channels_last(x):
-        kind = "pytorch backward" if backward else "pytorch"
-        return 0.0 if by_cudnn else x.numel() * passes / (device.spec.sms * _PASSED[kind]) * 1e-6
-    kind = "backward" if backward else "cudnn" if by_cudnn else "pytorch"
-    if kind == "cudnn" and x.element_size() == 2 and 2 * plane <= _NEAR:
-        kind = "near"
-    waves = -(-x.shape[1] // device.spec.sms)
-    return waves * plane * passes / _PASSED[kind] * 1e-6
-
-
-def _in_evaluation(device: Device, x: Tensor, weight: Tensor | None) -> float:
-    """Batch norm in evaluation: a scale and a shift."""
-    if device.spec.capability != (9, 0) or not x.numel() or x.dim() < 3:
-        return 0.0
-    if _channels_last(x):
-        by_cudnn = temporaries.by_cudnn(x, weight)
-        return x.numel() / (device.spec.sms * _PASSED["evaluation, last"]) * 1e-6 if by_cudnn else 0.0
-    planes = x.shape[0] * x.shape[1]
-    numbers = planes * -(-x.numel() // (planes * _TAKEN)) * _TAKEN
-    return numbers / (device.spec.sms * _PASSED["evaluation"]) * 1e-6
-
-
-def _channels_last(x: Tensor) -> bool:
-    """Also of images of one pixel."""
-    return not x.is_contiguous() or x.numel() == x.shape[0] * x.shape[1]
-
-
-def _gathered_statistics(device: Device, func: Any, args: Args, out: Any) -> Cost:
-    """Statistics of all ranks, and running ones: the input is passed for its dtype alone."""
-    return Cost(reading(device, *args[1:]) + writing(device, out, *args[3:5]))
-
-
 def _free(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """No kernel at all."""
     return Cost(0.0, kernels=0)
@@ -274,15 +205,9 @@ def _written(func: Any) -> tuple[int, ...]:
 
 RULES: dict[Any, Rule] = {
     **arithmetic.RULES,
-    aten.native_batch_norm.default: _batch_norm,
-    aten.native_batch_norm_backward.default: _batch_norm_backward,
-    aten.batch_norm_gather_stats_with_counts.default: _gathered_statistics,
-    aten.native_group_norm.default: _norm,  # a layer norm's rows are short: their second reading is the cache's
+    **norms.RULES,
+    **layouts.RULES,
     **dict.fromkeys((aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default), _dropped),
-    **dict.fromkeys(
-        (aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default),
-        _norm_backward,
-    ),
     **dict.fromkeys(
         (
             aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default,
@@ -312,6 +237,7 @@ def _rule(func: Any) -> Rule:
             "_cudnn_rnn_flatten_weight",
             "_unsafe_view",
             "_pack_padded_sequence",
+            "fsdp::record_grad_output_stream",  # a note for the host
         )
     ):
         return _free
@@ -326,6 +252,12 @@ def _rule(func: Any) -> Rule:
         "random",
     ):
         return writes
+    if name.startswith("fsdp::all_gather_copy_in"):
+        return lists.gathered_from
+    if name.startswith(("fsdp::split_with_sizes_copy", "fsdp::chunk_cat")):
+        return lists.copied_into
+    if name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+        return _of_lists
     if not func._schema.returns:
         return _in_place
     return _moves

@@ -285,6 +285,8 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         out = capture.note(partial(_again, gpu, func, handler), args, kwargs, out)
     if id(func) in temporaries.IDS and gpu.mirror:
         temporaries.take(device, func, _by_place(func, args, kwargs) if kwargs else args, out)
+    if out is None and kwargs and "out" in kwargs:  # what is written, and nothing is returned: FSDP's copies
+        args = (*args, kwargs["out"])
     cost.charge(device, func, args, out)
     clock.leave()
     return out

@@ -20,12 +20,16 @@ _storage: Any = torch._C.TensorBase.untyped_storage
 
 
 class Cost(NamedTuple):
-    """Cost of one operation: seconds beyond a kernel's least time, floating-point operations, kernels, joules."""
+    """Cost of one operation: seconds beyond a kernel's least time, floating-point operations, kernels, joules.
+
+    `after`: one more kernel, of an operation that this one calls: its name, seconds and bytes, not in the others.
+    """
 
     seconds: float
     flops: float = 0.0
     kernels: int = 1
     joules: float = 0.0
+    after: tuple[str, float, int] | None = None
 
 
 Rule = Callable[["Device", Any, Args, Any], Cost]

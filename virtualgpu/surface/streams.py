@@ -40,6 +40,8 @@ class Stream(_OwnStream):  # type: ignore[misc]
             index = device_index(device)
             kwargs = {"stream_id": next(stream_numbers), "device_index": index, "device_type": CUDA}
             gpu_trace.stream_made(kwargs["stream_id"])
+            if priority < 0:
+                gpu.clock.devices[index].urgent.add(kwargs["stream_id"])
         self: Stream = super().__new__(cls, **kwargs)
         self._priority = max(-3, min(0, priority))
         return self

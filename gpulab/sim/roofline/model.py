@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from virtualgpu.clock import rates, work
+from virtualgpu.clock import limits, rates, work
 from virtualgpu.clock.rates import Rates, Tiling
 from virtualgpu.gpus.specs import SPECS, Spec
 
@@ -257,10 +257,11 @@ def _aligned(*widths: int) -> int:
 
 def _elementwise(reached: Rates, name: str, width: int, rows: int, columns: int) -> Operation:
     elements = rows * columns
-    nbytes = 2 * width * elements
+    nbytes, beside = 2 * width * elements, 0.0
     if name == "layer_norm":
         nbytes += 2 * width * columns + 2 * 4 * rows  # weight and bias; mean and deviation of each row, in float32
-    found = work.Work(0.0, reached.memory_seconds(nbytes), float(BY_HAND[name] * elements))
+        beside = limits.layer_norm(reached, rows)
+    found = work.Work(0.0, reached.memory_seconds(nbytes) + beside, float(BY_HAND[name] * elements))
     return _operation(reached, name, f"{rows} × {columns}", [(found, nbytes)])
 
 
@@ -274,9 +275,11 @@ def _attention(spec: Spec, reached: Rates, dtype: str, width: int, tokens: int, 
         return _operation(reached, "attention", shape, _unfused(reached, tokens, number))
     nbytes, share = 4 * width * elements + STATE, work.EFFICIENT
     if width == 2 and ampere:  # cuDNN's kernels from Hopper on, flash attention's before
-        share = work.FLASH
         if spec.capability not in ((9, 0), (10, 0)) or tokens == 1:  # which cuDNN refuses
             nbytes += 4 * tokens * number + FLASH_STATE - STATE
+        moving = reached.memory_seconds(nbytes)
+        flash = work.flash_attention(reached, number, tokens, tokens, HEAD, dtype, flops, moving)
+        return _operation(reached, "attention", shape, [(flash, nbytes)])
     found = work.attention(reached, flops, dtype, share, reached.memory_seconds(nbytes))
     return _operation(reached, "attention", shape, [(found, nbytes)])
 
