@@ -17,7 +17,7 @@ from ..base.words import count, duration, percent
 from .model import BATCHES, EPOCHS, MOST_WORKERS, Run, Work
 from .result import FRAMES, Change, Feed, doing
 
-LEFT, RIGHT = 150.0, 772.0
+LEFT, RIGHT = 150.0, 746.0
 TOP, LOW = 24.0, 222.0  # of the lanes
 BELOW = 304.0
 MAIN = {
@@ -98,6 +98,7 @@ def _labels(feed: Feed, axis: Axis) -> list[str]:
     work, second = feed.work, axis.x(feed.run.begun[1])
     body = [
         note(END, TOP - 11, "busy", anchor="end"),
+        note(END, TOP + 6, "once running", anchor="end"),
         line(second, TOP - 6, second, LOW, stroke=INK, dash="3 3"),
         note(LEFT, LOW + 16, "epoch 1"),
         note(second, LOW + 16, "epoch 2"),
@@ -107,7 +108,7 @@ def _labels(feed: Feed, axis: Axis) -> list[str]:
         "main": ("main process", 0.0 if work.workers else feed.loading + feed.pinning),
         "pin": ("pinning thread", feed.pinning),
         "copies": ("copies to GPU", feed.copying),
-        "gpu": (f"{work.gpu} computes", feed.computing),
+        "gpu": (f"GPU ({work.gpu})", feed.computing),
     }
     for lane, (top, high) in _rooms(work).items():
         (name, busy), weight = lanes[lane], "bold" if lane == "gpu" else ""
@@ -118,15 +119,16 @@ def _labels(feed: Feed, axis: Axis) -> list[str]:
 
 
 def _keys(feed: Feed) -> list[str]:
-    """What happens at the moment, and what the colours of the main process stand for."""
+    """What happens at the moment, and what the colours stand for."""
     moment = duration(feed.moment) if feed.moment else 0
-    there = {fill: what for what, fill in MAIN.items() if any(doing(span) == what for span in feed.run.spans)}
+    done = set(map(doing, feed.run.spans))
+    there = {fill: what for what, fill in MAIN.items() if what == "loads" or what in done}
     there |= {ORANGE: "pins"} if feed.work.pinned else {}
     there |= {YELLOW: "waits for a copy or the GPU"} if YELLOW in there else {}
     entries = [(what, fill, fill == VERMILLION) for fill, what in there.items()]
-    idle = rect(RIGHT, LOW + 46, 16, 12, fill=VERMILLION, stroke=INK, opacity=0.2)
+    idle = rect(MARGIN, LOW + 46, 16, 12, fill=VERMILLION, stroke=INK, opacity=0.2)
     told = small(MARGIN, LOW + 36, f"at {moment}: {feed.now}")
-    return [told, *keys(MARGIN, LOW + 57, *entries), idle, note(RIGHT + 22, LOW + 57, "idle")]
+    return [told, idle, note(MARGIN + 22, LOW + 57, "idle"), *keys(MARGIN + 62, LOW + 57, *entries)]
 
 
 def _over_workers(feed: Feed) -> list[str]:

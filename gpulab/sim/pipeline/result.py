@@ -106,10 +106,9 @@ class Feed(Result):
         found = f"The GPU computes {percent(self.computing)} of the time"
         if self.computing >= 0.97:
             spare = f"; {count(self.enough, 'worker')} would do" if self.enough < workers else ""
-            later = self.idle(1) >= 0.01 * self.step
-            first = "the first batch" + (f", {duration(self.idle(1))} for the next epoch’s" if later else "")
-            waits = f"The GPU waits {duration(self.idle(0))} for {first}"
-            return f"{waits}; after a few more it computes {percent(self.computing)} of the time{spare}"
+            beside = "copies run beside the work, and " if work.side else ""
+            again = " until the next epoch" if self.idle(1) >= 0.01 * self.step else ""
+            return f"After a start of {duration(self.idle(0))} {beside}the GPU soon hardly waits{again}{spare}"
         if not workers:
             then = ", then copies it" if self.copying > 0.05 else ""
             return f"{found}: the main process loads a batch{then}, and the GPU waits"
