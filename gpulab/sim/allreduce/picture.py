@@ -21,8 +21,8 @@ DDP, RING, OTHER, LOW, CHIPS = 44.0, 80.0, 112.0, 146.0, 168.0  # the lanes, fro
 HIGH, RING_HIGH = 32.0, 26.0
 WAITS = ("waits for the all-reduce", "waits")
 FEW = 40  # buckets: more are not hatched and not named
-BELOW = 210.0
-PIECES, PIECES_TOP, PIECES_HIGH = 96.0, BELOW + 46, 200.0  # of all GPUs, a row for each
+BELOW = 198.0
+PIECES, PIECES_TOP, PIECES_HIGH = 96.0, BELOW + 60, 192.0  # of all GPUs, a row for each
 
 
 def draw(step: Step) -> Picture:
@@ -48,7 +48,7 @@ def draw(step: Step) -> Picture:
         *_readings(step, OTHER + 12, step.data_parallel_seconds),
     ]
     grip = playhead(axis, step.seconds, DDP - 12, LOW, last=FRAMES, over=_names(step, axis))
-    return picture(step, 460.0, body, _ring(step), _scaling(step, BELOW), [grip])
+    return picture(step, 452.0, body, _ring(step), _scaling(step, BELOW), [grip])
 
 
 class Lane(NamedTuple):
@@ -144,12 +144,15 @@ def _ring(step: Step) -> list[str]:
     """One bucket on its way: a row of pieces for each GPU, and where each hands one to the next."""
     gpus, done, pitch = step.gpus, step.hops_done, min(25.0, PIECES_HIGH / step.gpus)
     wide, high = min(38.0, 330 / gpus), pitch - 4
-    sent = f"sent {(done or 0) / gpus:.3g} of {hops(gpus) / gpus:.3g} buckets"
+    sent = f"each GPU has sent {(done or 0) / gpus:.3g} of its {hops(gpus) / gpus:.3g} buckets"
+    legend = BELOW + 52
     body = [
         text(MARGIN, BELOW, "One bucket in slow motion", weight="bold"),
-        note(PIECES + 370, BELOW, sent, anchor="end"),
-        note(MARGIN, BELOW + 19, _now(step)),
-        *keys(MARGIN, BELOW + 38, ("a piece: the sum of some GPUs", PURPLE), ("of all", GREEN)),
+        note(MARGIN, BELOW + 18, _now(step)),
+        note(MARGIN, BELOW + 35, sent),
+        *keys(MARGIN, legend, ("a piece: the sum of some GPUs", PURPLE), ("sum of all", GREEN)),
+        pointer(382, legend, half=5, high=9),
+        note(394, legend, "being sent on"),
     ]
     cells: list[Box] = []
     parts: list[Box] = []
