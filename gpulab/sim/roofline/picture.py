@@ -27,19 +27,20 @@ def draw(result: Roofs) -> Picture:
 def _rates(result: Roofs) -> Scale:
     """Operations per second: from far below the slope's lower end to above the GPU's highest roof, in any dtype."""
     low = INTENSITIES.low * result.rates.memory_rate / 10
-    return Scale(BOTTOM, TOP, low, 3e12 * max(result.spec.tflops[dtype] or 0 for dtype in DTYPES), log=True)
+    return Scale(BOTTOM, TOP, low, 4e12 * max(result.spec.tflops[dtype] or 0 for dtype in DTYPES), log=True)
 
 
 def _legend(result: Roofs) -> list[str]:
     spec, reached, kind = result.spec, result.rates, DTYPES[result.peak_dtype]
     sheet = f"data sheet: {rate(result.peak)} in {kind}, {spec.bandwidth_gbps:,.0f} GB/s (recorded)"
     found = f"reached: {rate(result.reached)}, {reached.memory_gbps:,.0f} GB/s (virtual)"
+    track = f"{result.operation.words}, 1 to {max(result.by_rows):,} {SIZE.get(result.selected, 'row')}s"
     return [
         line(MARGIN, 9, MARGIN + 30, 9, stroke=MUTED, width=2, dash="6 4"),
         small(MARGIN + 38, 14, sheet),
         line(MARGIN, 29, MARGIN + 30, 29, stroke=INK, width=3),
         small(MARGIN + 38, 34, found),
-        line_key(404, 34, f"1 to {max(result.by_rows):,} {SIZE.get(result.selected, 'row')}s", stroke=ORANGE, width=3),
+        line_key(RIGHT - 24 - length(track, SMALL), 52, track, stroke=ORANGE, width=3),
     ]
 
 
@@ -66,6 +67,10 @@ def _roofs(result: Roofs, plot: Plot) -> list[str]:
         turns = (INTENSITIES.low, peak / bandwidth, INTENSITIES.high)
         points = [(x, min(peak, x * bandwidth)) for x in turns]
         body.append(plot.curve(points, stroke=stroke, width=width, dash=dash))
+    slope, sign = plot.at(result.sheet_balance / 4, result.peak / 4), plot.x.at(result.operation.intensity)
+    beside = sign - 10 if sign > RIGHT - 124 else RIGHT - 6  # the line from the sign up to its words goes through none
+    body.append(note(slope[0] - 14, slope[1], "memory’s limit", anchor="end"))
+    body.append(note(beside, plot.y.at(result.peak) - 7, "arithmetic’s limit", anchor="end"))
     return body
 
 
@@ -99,7 +104,7 @@ def _label(result: Roofs, rates: Scale, size: str) -> list[str]:
     x, wide = INTENSITIES.at(op.intensity), length(words, bold=True)
     if x + 18 + wide < RIGHT:
         return [text(x + 18, min(rates.at(op.rate) + 20, BOTTOM - 32), words, weight="bold", halo=True)]
-    at, roof = min(x - wide / 2, RIGHT - 6 - wide), rates.at(result.peak) - 12
+    at, roof = max(LEFT + 6, min(x - wide / 2, RIGHT - 6 - wide)), rates.at(result.peak) - 24
     return [line(x, roof + 4, x, rates.at(op.rate), stroke=MUTED), text(at, roof, words, weight="bold", halo=True)]
 
 
