@@ -9,7 +9,7 @@ import pytest
 import gpulab
 from gpulab.sim.accumulation.controls import Accumulation
 from gpulab.sim.accumulation.model import MOST_STEPS, _toy, simulate, training_bytes
-from gpulab.sim.accumulation.picture import LEFT, RIGHT, ROWS_TOP, STRIP_MOST, draw
+from gpulab.sim.accumulation.picture import LEFT, RIGHT, ROWS_TOP, STRIP, STRIP_MOST, draw
 from virtualgpu.pictures import style, svg
 
 from . import hands, states
@@ -274,6 +274,11 @@ class TestTouched:
         wide = (RIGHT - LEFT) / min(math.ceil(samples / batch), STRIP_MOST)
         assert grip.at(steps) == pytest.approx(LEFT + steps * wide, abs=0.01)
         assert f'<circle cx="{svg.num(grip.at(steps))}"' in "".join(picture.body)
+
+    @pytest.mark.parametrize("steps", [25, 30])
+    def test_the_strip_ends_where_it_has_room_in_the_middle_of_a_window_too(self, steps):
+        picture = Accumulation(samples=512, batch=1, steps=steps).picture
+        assert sum(box.y == STRIP for box in rectangles(picture)) == STRIP_MOST
 
     def test_a_single_micro_batch_has_no_other_window(self):
         with pytest.raises(ValueError, match="not enough values"):

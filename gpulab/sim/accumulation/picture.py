@@ -54,7 +54,7 @@ def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
     for number, window in enumerate(windows):
         start, odd = x, window is epoch.dropped or window.error > 0
         fill = RULE if window is epoch.dropped else ORANGE if odd else SKY
-        for samples in window.samples[: STRIP_MOST - number * epoch.steps]:
+        for samples in window.samples[: max(0, STRIP_MOST - number * epoch.steps)]:
             wide = _pitch(epoch) * samples / epoch.batch
             body.append(bar(x, STRIP, wide, STRIP_HIGH, fill=fill, hatched=odd, stroke=MUTED))
             x += wide
