@@ -294,21 +294,19 @@ class TestTouched:
 
 class TestWeights:
     @pytest.mark.parametrize("values", [state.values for state in Accumulation.states])
-    def test_a_weight_is_as_wide_as_its_share_where_it_is_right(self, values):
+    def test_a_weight_is_as_wide_as_its_share_where_it_is_right_and_what_is_off_is_marked(self, values):
         sim = Accumulation(**values)
         boxes = [box for box in rectangles(sim.picture) if box.y >= ROWS_TOP]
         for window in sim.result.windows:
-            wide = [[part * (RIGHT - LEFT) for part in parts] for parts in (window.shares, window.weights)]
-            above, boxes = boxes[: 2 * len(window.items) : 2], boxes[1:]
-            below, boxes = boxes[: 2 * len(window.items) : 2], boxes[2 * len(window.items) - 1 :]
-            assert [[box.width for box in row] for row in (above, below)] == [
-                pytest.approx(row, abs=0.1) for row in wide
-            ]
-            right = {box.fill == style.SKY for box in below}
-            assert right == {window.error == 0}
-            if window.scale < 1:
-                missing, boxes = boxes[0], boxes[1:]
-                assert missing.width == pytest.approx((1 - window.scale) * (RIGHT - LEFT), abs=0.1)
+            parts = []
+            for share, weight in zip(window.shares, window.weights, strict=True):
+                parts += [(share, "none"), (min(share, weight), style.SKY)]
+                parts += [(weight - share, style.ORANGE)] if weight > share + 1e-9 else []
+            parts += [(1 - window.scale, style.ORANGE)] if window.scale < 1 else []
+            here, boxes = boxes[: len(parts)], boxes[len(parts) :]
+            assert [box.fill for box in here] == [fill for _, fill in parts]
+            assert [box.width / (RIGHT - LEFT) for box in here] == pytest.approx([part for part, _ in parts], abs=2e-4)
+            assert (style.ORANGE in {box.fill for box in here}) == (window.error > 0)
         assert not boxes
 
 

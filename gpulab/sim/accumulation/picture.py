@@ -52,11 +52,10 @@ def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
     """All micro-batches in a row, and after how many of them the optimizer steps."""
     body, x = [text(MARGIN, STRIP + 16, "one epoch")], LEFT
     for number, window in enumerate(windows):
-        start, odd = x, window is epoch.dropped or window.error > 0
-        fill = RULE if window is epoch.dropped else ORANGE if odd else SKY
+        start, dropped = x, window is epoch.dropped
         for samples in window.samples[: max(0, STRIP_MOST - number * epoch.steps)]:
             wide = _pitch(epoch) * samples / epoch.batch
-            body.append(bar(x, STRIP, wide, STRIP_HIGH, fill=fill, hatched=odd, stroke=MUTED))
+            body.append(bar(x, STRIP, wide, STRIP_HIGH, fill=RULE if dropped else SKY, hatched=dropped, stroke=MUTED))
             x += wide
         body.append(fitted(start, x - start, STRIP - 5, str(number + 1)))
         body += [line(start, STRIP, start, STRIP + STRIP_HIGH, width=3)] if number else []
@@ -88,8 +87,9 @@ def _heads(epoch: Epoch) -> list[str]:
     weight = WEIGHTS[epoch.divide].format(epoch.steps if epoch.divide == "steps" else kind)
     entries = [(f"share of the window’s {kind}", PAPER, False), (f"weight in .grad: {weight}", SKY, False)]
     if any(window.error for window in epoch.windows):
-        entries.append(("wrong", ORANGE, True))
-    return [*keys(LEFT, ROWS_TOP - 14, *entries), note(END, ROWS_TOP - 14, "error (virtual)", anchor="end")]
+        entries.append(("off", ORANGE, True))
+    head = [note(END, ROWS_TOP - up, words, anchor="end") for up, words in ((30, "gradient"), (14, "off by (virtual)"))]
+    return [*keys(LEFT, ROWS_TOP - 14, *entries), *head]
 
 
 def _content(epoch: Epoch, window: Window) -> str:
@@ -102,7 +102,8 @@ def _content(epoch: Epoch, window: Window) -> str:
 
 
 def _row(epoch: Epoch, window: Window, index: int, top: float, high: float) -> list[str]:
-    """A window in its whole: above, the share that each micro-batch has of it; below, the weight that it gets."""
+    """A window in its whole: above, the share that each micro-batch has of it; below, the weight that it gets. What is
+    too much of a weight, or missing, is hatched."""
     dropped, middle, above = window is epoch.dropped, top + high / 2 + 5, 0.4 * high
     low, below = top + above, high - above
     body = [text(MARGIN, middle, "left over" if dropped else f"window {index + 1}")]
@@ -113,15 +114,17 @@ def _row(epoch: Epoch, window: Window, index: int, top: float, high: float) -> l
         body.append(fitted(x, wide, top + above / 2 + 5, f"{items:,}"))
         x += wide
         if not dropped:
-            odd = abs(share - weight) > 1e-9
-            body.append(bar(reached, low, filled, below, fill=ORANGE if odd else SKY, hatched=odd))
+            odd = weight - share > 1e-9
+            body.append(bar(reached, low, min(wide, filled), below, fill=SKY))
+            body += [bar(reached + wide, low, filled - wide, below, fill=ORANGE, hatched=True)] if odd else []
             body.append(fitted(reached, filled, low + below / 2 + 5, percent(weight), halo=odd))
             reached += filled
     if dropped:
         words = f"no step: {count(sum(window.samples), 'sample')} unused. Zero .grad, or it joins the next epoch."
         return [*body, small(LEFT, low + below / 2 + 5, words)]
     if window.scale < 1:
-        body.append(rect(reached, low, RIGHT - reached, below, stroke=INK, dash="4 3"))
-        body.append(fitted(reached, RIGHT - reached, low + below / 2 + 5, f"{percent(1 - window.scale)} is missing"))
+        missing = f"{percent(1 - window.scale)} is missing"
+        body.append(bar(reached, low, RIGHT - reached, below, fill=ORANGE, hatched=True))
+        body.append(fitted(reached, RIGHT - reached, low + below / 2 + 5, missing, halo=True))
     bold = "bold" if window.error else ""
     return [*body, text(END, middle, percent(window.error), anchor="end", weight=bold)]
