@@ -27,8 +27,8 @@ _LATE = 0.01  # of the time in collectives: shorter waits for other ranks are no
 Rows = list[tuple[str, str]]
 # Of steps recorded or published, the median error of the predicted time: docs/accuracy.md.
 OFF = {
-    "H100": "11 to 30%", "H200": "18 to 56%", "A100-80": "19%", "A100-40": "20%", "V100-16": "10%", "L40S": "13%",
-    "RTX3090": "9%", "RTX4090": "8%", "RTX5090": "8%", "RTXPRO6000-MAXQ": "20%",
+    "H100": "10 to 30%", "H200": "17 to 54%", "A100-80": "18%", "A100-40": "17%", "V100-16": "10%", "L40S": "11%",
+    "RTX3090": "6%", "RTX4090": "8%", "RTX5090": "5%", "RTXPRO6000-MAXQ": "14%",
 }  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def test_how_far_off_a_time_may_be_is_what_the_document_says():
     ):  # fmt: skip
         found[gpu] = re.search(rf"^\| {re.escape(row)} \| \d+ \| [^|]+ \| (\d+) % \|", text, re.MULTILINE)[1] + "%"
     assert found == OFF
-    assert "Speed (virtual, published rates; median error 19%)" in as_text(replace(REPORT, gpu="A100-80"), ())
+    assert "Speed (virtual, published rates; median error 18%)" in as_text(replace(REPORT, gpu="A100-80"), ())
 
 
 def test_what_goes_between_ranks_says_what_is_waiting():
