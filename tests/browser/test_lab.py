@@ -197,7 +197,7 @@ def test_its_keys_are_not_jupyterlabs(lecture, simulator, key):
 
 def test_what_the_picture_says_is_spoken_when_it_has_come_to_rest(lecture, simulator):
     slider(simulator, "Micro-batch").press("ArrowRight")
-    simulator.get_by_role("status").filter(has_text="its short micro-batch weighs").wait_for()
+    simulator.get_by_role("status").filter(has_text="its short micro-batch counts").wait_for()
 
 
 def test_a_menu_and_a_checkbox_answer_to_keys(lecture, simulator):
