@@ -27,7 +27,6 @@ DECLARED = {
     "sdpa(h4, h4, h4, attn_mask=gm)": "CUDA's text lists the backends of its build",
     "torch._foreach_add([g, h], 1.0)": "one list operation over several devices; optimizers sort them first",
     'set_attribute(parameter, "grad", h)': "the setter of .grad is C++ and sees the devices behind",
-    "in_place_on_saved()": "autograd's C++ names the tensor behind",
     "torch.cuda.set_rng_state(torch.zeros(3, dtype=torch.uint8))": "the random numbers are the CPU generator's",
     "torch.cuda.get_rng_state().shape": "the random numbers are the CPU generator's",
     'in_fork("g.cpu()")': "the recording's stand-in has no context that a fork could lose",

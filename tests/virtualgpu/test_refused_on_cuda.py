@@ -236,15 +236,6 @@ def test_what_is_not_known_of_sparse_tensors_is_refused_by_its_name():
             embedding(torch.arange(5, device="cuda")).sum().backward()  # the sum of two sparse gradients
 
 
-def test_fake_tensors_are_refused_by_their_name_but_not_pytorchs_own(gpu):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with pytest.raises(NotMirrored, match=r"FakeTensorMode is not mirrored.*compute=False"), FakeTensorMode():
-        torch.ones(2, device="cuda")
-    with gpulab.without_gpu(), FakeTensorMode():
-        assert torch.ones(2).shape == (2,)
-
-
 @pytest.mark.parametrize(
     ("dtype", "name"), [(torch.float32, r"torch\.cuda\.FloatTensor"), (torch.bfloat16, "CUDABFloat16Type")]
 )

@@ -1,4 +1,4 @@
-"""Triton kernels, CUDA C++ extensions, `torch.export` and fake tensors, which a virtual GPU refuses by name.
+"""Triton kernels, CUDA C++ extensions and `torch.export`, which a virtual GPU cannot run: refused by name.
 
 They are refused by name where they are launched or compiled; an operator of a library may go on without its kernel of
 Triton (`operations/foreign.py`). Triton's interpreter (TRITON_INTERPRET=1) runs its kernels
@@ -7,10 +7,8 @@ on the host's memory, and that works.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
@@ -116,27 +114,4 @@ def exporting(module: ModuleType, patches: Patches) -> None:
         patches.set(module, name, refused(name, getattr(module, name)))
 
 
-def faking(module: ModuleType, patches: Patches) -> None:
-    """`FakeTensorMode`: its tensors would be the host's. PyTorch enters it itself, for shapes of sharded tensors."""
-    own = module.FakeTensorMode.__enter__
-
-    def __enter__(self: Any) -> Any:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename == contextlib.__file__:
-            frame = frame.f_back
-        if not frame.f_globals.get("__name__", "").startswith("torch."):
-            raise NotMirrored(
-                "FakeTensorMode is not mirrored by the virtual GPU: its tensors would be on the host. Tensors of a "
-                "VirtualGPU(…, compute=False) have shapes and no values; within virtualgpu.without_gpu() it runs"
-            )
-        return own(self)
-
-    patches.set(module.FakeTensorMode, "__enter__", __enter__)
-
-
-CHANGES = {
-    "triton.runtime.jit": triton,
-    "torch.utils.cpp_extension": extensions,
-    "torch.export": exporting,
-    "torch._subclasses.fake_tensor": faking,
-}
+CHANGES = {"triton.runtime.jit": triton, "torch.utils.cpp_extension": extensions, "torch.export": exporting}
