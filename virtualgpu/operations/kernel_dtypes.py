@@ -83,10 +83,15 @@ def _drawn(func: Any, args: Any) -> None:
         raise RuntimeError(f"multinomial only supports floating-point dtypes for input, got: {name_of(args[0])}")
 
 
+def _each(check_of: Callable[[str], Check], kernels: dict[Any, str]) -> dict[Any, Check]:
+    """Return the check of each operation, by its kernel's name."""
+    return {func: check_of(kernel) for func, kernel in kernels.items()}
+
+
 CHECKS: dict[Any, Check] = {
-    **{
-        func: _only_floating(kernel)
-        for func, kernel in {
+    **_each(
+        _only_floating,
+        {
             aten._softmax.default: "host_softmax",
             aten._log_softmax.default: "host_softmax",
             aten.gelu.default: "GeluCUDAKernelImpl",
@@ -113,8 +118,8 @@ CHECKS: dict[Any, Check] = {
             aten.native_batch_norm.default: "batch_norm_stats_cuda",
             aten.uniform_.default: "check_uniform_bounds",
             aten.bernoulli.default: "bernoulli_tensor_cuda_p_",
-        }.items()
-    },
+        },
+    ),
     aten.mul.Tensor: _no_eight_bits("mul_cuda"),
     aten.upsample_nearest2d.default: _nearest,
     aten.nll_loss_forward.default: _target_of_classes,
@@ -127,9 +132,9 @@ CHECKS: dict[Any, Check] = {
 
 # Elementwise operations, which the CPU refuses by itself, and shape functions let pass: for shapes-only mode.
 WITHOUT_VALUES: dict[Any, Check] = {
-    **{
-        func: _no_eight_bits(kernel)
-        for func, kernel in {
+    **_each(
+        _no_eight_bits,
+        {
             aten.add.Tensor: "ufunc_add_CUDA",
             aten.add_.Tensor: "ufunc_add_CUDA",
             aten.sub.Tensor: "ufunc_add_CUDA",
@@ -139,8 +144,8 @@ WITHOUT_VALUES: dict[Any, Check] = {
             aten.sigmoid.default: "sigmoid_cuda",
             aten.sum.default: "sum_cuda",
             aten.sum.dim_IntList: "sum_cuda",
-        }.items()
-    },
+        },
+    ),
     aten.bitwise_and.Tensor: _bitwise("bitwise_and_cuda"),
     aten.bitwise_or.Tensor: _bitwise("bitwise_or_cuda"),
     aten.bitwise_xor.Tensor: _bitwise("bitwise_xor_cuda"),
