@@ -123,6 +123,7 @@ def test_the_source_distribution_has_what_the_wheel_is_built_from_and_no_more(tm
         ("nowhere.py:build", (), "target is 'nowhere.py:build'; it must be FILE.py:FUNCTION, of an existing file"),
         ("{}", (), "it must be FILE.py:FUNCTION"),
         ("{}:build", ("--gpu", "T5"), "gpu='T5' names no machine"),
+        ("{}:build", ("--gpu", "real"), "gpu='real': a plan is for a kind of GPU, one of T4"),
         ("{}:build", ("--batch", "0"), "batch must be 1 or more, not 0"),
     ],
 )

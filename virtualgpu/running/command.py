@@ -163,13 +163,17 @@ def prepare(options: argparse.Namespace) -> Session:
         return Session(what, None, keep=False, json_to=options.json)
     if options.ranks is not None and "RANK" in os.environ:
         raise target.CannotRun("--ranks imagines ranks, and torchrun has started real ones: leave one of them out.")
-    adapters = int(options.adapters) if (options.adapters or "").isdigit() else options.adapters
     gpu = VirtualGPU(
         name, count=count, compute=not options.shapes_only, counts_host=not options.repeatable, ranks=options.ranks,
-        nodes=options.nodes, link=options.link, adapters=adapters,
+        nodes=options.nodes, link=options.link, adapters=adapters_of(options),
     )  # fmt: skip
     gpu.skips_ddp = options.skip_ddp
     return Session(what, gpu, keep=options.gpu is not None, json_to=options.json)
+
+
+def adapters_of(options: argparse.Namespace) -> int | str | None:
+    """Return what joins the machines, as `VirtualGPU` takes it: a number, or words."""
+    return int(options.adapters) if (options.adapters or "").isdigit() else options.adapters
 
 
 def run_on_one_gpu(options: argparse.Namespace) -> Alone:

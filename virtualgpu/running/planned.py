@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..choice import choose
 from ..gpus.specs import SPECS
 from . import command, target, what_if
 from .report import Planned, Report, Steps
@@ -44,8 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--largest", action="store_true", help="find the largest batch that fits, too")
     parser.add_argument("--where", action="store_true", help="find the line of the forward pass behind the peak, too")
     parser.add_argument("--ranks", type=int, metavar="N", help="plan one rank of so many, and its scaling")
-    for name in _OF_RUN[2:5]:
-        parser.add_argument(f"--{name}", help="as of `run`")
+    for name, kind in (("nodes", int), ("link", str), ("adapters", str)):
+        parser.add_argument(f"--{name}", type=kind, help="as of `run`")
     parser.add_argument("--json", metavar="FILE", help="write the report there too, - for standard output")
     parser.add_argument("--what-if", action="store_true", help="plan it again with each of some remedies, and compare")
 
@@ -56,9 +57,9 @@ def main(options: argparse.Namespace) -> int:
     if options.what_if:
         return what_if.main(run)
     try:
-        session = command.prepare(run)
-        if session.gpu is None:
+        if choose(options.gpu)[0] == "real":
             raise target.CannotRun(f"gpu={options.gpu!r}: a plan is for a kind of GPU, one of {', '.join(SPECS)}")
+        session = command.prepare(run)
         if run.scaling:
             session.alone = command.run_on_one_gpu(run)
         with target.interpreter_restored():
@@ -127,7 +128,7 @@ def _looked_for(options: argparse.Namespace, report: Report, planned: Planned) -
         build = runpy.run_path(file, run_name="planned")[function]
         found = plan(
             build, options.batch, report.gpu, where=options.where, largest=options.largest, ranks=options.ranks,
-            nodes=options.nodes, link=options.link, adapters=options.adapters,
+            nodes=options.nodes, link=options.link, adapters=command.adapters_of(options),
         )  # fmt: skip
     where = "" if found.where is None else str(found.where)
     return replace(planned, where=where, largest=found.largest_batch, tried=len(found.tried))

@@ -133,6 +133,14 @@ def test_with_ranks_the_scaling_is_planned_too(file, capsys):
     assert not torch.distributed.is_initialized()
 
 
+def test_adapters_between_machines_are_a_number_or_words(file, capsys):
+    options = ("--ranks", "16", "--nodes", "2", "--where", "--adapters")
+    slow, fast = (
+        planned(file, capsys, "ranks", 64, *options, given, "--gpu", "A100-40")[1] for given in ("1", "8 x HDR")
+    )
+    assert slow["steps"][0]["median"] > fast["steps"][0]["median"]
+
+
 def test_remedies_are_tried_on_a_planned_step(file, capfd):
     options = ["--batch", "4096", "--gpu", "T4", "--what-if", "--json", "-"]
     assert main(["plan", f"{file}:build", *options]) == 0
