@@ -16,6 +16,7 @@ PAPER = "#FFFFFF"
 INK = "#111111"
 MUTED = "#555555"  # for what explains; 7.5 : 1 on PAPER
 RULE = "#C9C9C9"  # for edges and grids, which carry no text
+EDGE = "#5C5C5C"  # around a fill and for its hatching: it shows on every fill, and is quieter than INK
 
 # The same in a dark theme: light ink reads on every fill (4.5 : 1), every fill shows on the ground (3 : 1).
 DARK = {
@@ -23,6 +24,7 @@ DARK = {
     INK: "#F2F2F2",
     MUTED: "#B8B8B8",
     RULE: "#505050",
+    EDGE: "#A3A3A3",
     ORANGE: "#926400",
     SKY: "#2273A6",
     GREEN: "#007D62",

@@ -9,13 +9,43 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from .palette import BLACK, BLUE, DARK, GREEN, INK, MUTED, ORANGE, PALETTE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from .palette import (
+    BLACK,
+    BLUE,
+    DARK,
+    EDGE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PALETTE,
+    PAPER,
+    PURPLE,
+    RULE,
+    SKY,
+    VERMILLION,
+    YELLOW,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Its colours are `gpulab.style`'s too: plots of the lessons take them from there.
-__all__ = ["BLACK", "BLUE", "DARK", "GREEN", "INK", "MUTED", "ORANGE", "PALETTE", "PAPER", "PURPLE", "RULE", "SKY"]
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "DARK",
+    "EDGE",
+    "GREEN",
+    "INK",
+    "MUTED",
+    "ORANGE",
+    "PALETTE",
+    "PAPER",
+    "PURPLE",
+    "RULE",
+    "SKY",
+]
 __all__ += ["VERMILLION", "YELLOW", "lecture", "scale", "show", "use"]
 
 _scale = 1.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
-from .style import DARK, INK, MUTED, PAPER, RULE
+from .style import DARK, EDGE, INK, MUTED, PAPER, RULE
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 SMALL, BODY, HEAD = 13.0, 14.0, 18.0
@@ -174,7 +174,7 @@ def shape(points: Iterable[tuple[float, float]], *, fill: str, stroke: str = "")
     return f'<polygon points="{corners}" fill="{fill}"{extra}/>'
 
 
-def hatch(x: float, y: float, width: float, height: float, *, stroke: str = INK, gap: float = 7) -> str:
+def hatch(x: float, y: float, width: float, height: float, *, stroke: str = EDGE, gap: float = 7) -> str:
     """Fill a rectangle with diagonal strokes, so that colour alone need not distinguish it.
 
     They are cut to the rectangle here rather than by a pattern, whose id would clash with that of another
@@ -191,7 +191,9 @@ def hatch(x: float, y: float, width: float, height: float, *, stroke: str = INK,
     return f'<path d="{"".join(strokes)}" stroke="{stroke}" stroke-width="1" fill="none"/>' if strokes else ""
 
 
-def bar(x: float, y: float, width: float, height: float, *, fill: str, hatched: bool = False, stroke: str = INK) -> str:
+def bar(
+    x: float, y: float, width: float, height: float, *, fill: str, hatched: bool = False, stroke: str = EDGE
+) -> str:
     """Draw a filled rectangle, hatched where colour alone must not distinguish it; nothing if it is empty."""
     if width <= 0 or height <= 0:
         return ""

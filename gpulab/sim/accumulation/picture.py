@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from virtualgpu.pictures.style import INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import EDGE, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, Live, Picture, bar, dot, line, rect, text
 
 from ..base.scene import END, fitted, keys, named_bar, note, picture, small
@@ -110,7 +110,7 @@ def _row(epoch: Epoch, window: Window, index: int, top: float, high: float) -> l
     x, reached = LEFT, LEFT
     for items, share, weight in zip(window.items, window.shares, window.weights, strict=True):
         wide, filled = share * (RIGHT - LEFT), weight * (RIGHT - LEFT)
-        body.append(rect(x, top, wide, above, stroke=INK))
+        body.append(rect(x, top, wide, above, stroke=EDGE))
         body.append(fitted(x, wide, top + above / 2 + 5, f"{items:,}"))
         x += wide
         if not dropped:

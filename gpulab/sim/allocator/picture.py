@@ -6,7 +6,7 @@ from itertools import accumulate
 from string import ascii_lowercase
 
 from virtualgpu.memory.blocks import MiB
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, SKY, VERMILLION
+from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ORANGE, PAPER, SKY, VERMILLION
 from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
@@ -181,7 +181,7 @@ def _piece(piece: Piece, x: float, y: float, high: float, unit: float) -> str:
         words = fitted(x, long, middle, f"{size} free in the segment", f"{size} free", size, fill=MUTED)
         return named(rect(x, y, long, high, fill=PAPER) + words, f"free in a segment: {size}")
     wasted = (piece.nbytes - piece.requested) * unit
-    box = rect(x, y, long, high, fill=SKY, stroke=INK)
+    box = rect(x, y, long, high, fill=SKY, stroke=EDGE)
     if wasted >= 2:
         box += bar(x + long - wasted, y, wasted, high, fill=ORANGE, hatched=True)
     two = high > 40

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from typing import NamedTuple
 
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import BLUE, EDGE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, boxes, dot, length, polyline, rect, text
 
 from ..base.lanes import Axis, blocks, cursor, inside, playhead, veil
@@ -76,10 +76,10 @@ def _ddp(step: Step, axis: Axis) -> list[str]:
     work = step.work
     room = axis.seen(work.compute - work.forward) / len(step.buckets)
     ends = [bucket.ready for bucket in step.buckets] if room > 5 else [work.compute]
-    drawn = [blocks(axis, pairwise((work.forward, *ends)), DDP, HIGH, fill=ORANGE, stroke=INK)]
+    drawn = [blocks(axis, pairwise((work.forward, *ends)), DDP, HIGH, fill=ORANGE, stroke=EDGE)]
     if step.gpus > 1:
         ring, few = ((start, end) for _, start, end in step.buckets), len(step.buckets) <= FEW
-        drawn.append(blocks(axis, ring, RING, RING_HIGH, fill=PURPLE, stroke=INK, hatched=few))
+        drawn.append(blocks(axis, ring, RING, RING_HIGH, fill=PURPLE, stroke=EDGE, hatched=few))
     return drawn
 
 
@@ -165,7 +165,7 @@ def _ring(step: Step) -> list[str]:
             x, up = PIECES + piece * wide, high * number / gpus
             cells.append((x, top, wide, high))
             (whole if number == gpus else parts).append((x, top + high - up, wide, up))
-    body += [boxes(parts, fill=PURPLE), boxes(whole, fill=GREEN), boxes(cells, stroke=INK)]
+    body += [boxes(parts, fill=PURPLE), boxes(whole, fill=GREEN), boxes(cells, stroke=EDGE)]
     if gpus > 1:
         first, last, left = PIECES_TOP + high / 2, PIECES_TOP + (gpus - 1) * pitch + high / 2, MARGIN + 2
         body.append(polyline([(left + 10, last), (left, last), (left, first), (left + 4, first)], stroke=MUTED))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY
+from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY
 from virtualgpu.pictures.svg import MARGIN, Picture, bar, boxes, line, marks, rect, text
 
 from ..base.lanes import Axis, cursor, round_step
@@ -120,7 +120,7 @@ def _warps(warps: list[tuple[Box, Warp]], fill: str) -> list[str]:
     """Warps in one state, each as full as its wait is over; one that is ready has a second sign beside its colour."""
     level = [(x, y + high * (1 - (w.waited or 1)), wide, high * (w.waited or 1)) for (x, y, wide, high), w in warps]
     signs = [(x + wide / 2 - 3, y + high / 2 - 2, 6, 4) for (x, y, wide, high), w in warps if w.state == "ready"]
-    return [boxes(level, fill=fill), boxes((place for place, _ in warps), stroke=INK), boxes(signs, fill=PAPER)]
+    return [boxes(level, fill=fill), boxes((place for place, _ in warps), stroke=EDGE), boxes(signs, fill=PAPER)]
 
 
 def _waves(kernel: Kernel) -> list[str]:

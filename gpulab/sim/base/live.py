@@ -26,7 +26,20 @@ if TYPE_CHECKING:
 # The colours of pictures, by the variables that stand for them in both themes.
 COLOURS = {
     getattr(style, name.upper()): f"--gs-{name}"
-    for name in ("paper", "ink", "muted", "rule", "orange", "sky", "green", "yellow", "blue", "vermillion", "purple")
+    for name in (
+        "paper",
+        "ink",
+        "muted",
+        "rule",
+        "edge",
+        "orange",
+        "sky",
+        "green",
+        "yellow",
+        "blue",
+        "vermillion",
+        "purple",
+    )
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from virtualgpu.pictures.style import GREEN, INK, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.style import EDGE, GREEN, INK, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import MARGIN, Picture, bar, dot, length, line, rect, shape, text
 
 from ..base.lanes import Axis, Stretch, beside, blocks, cursor, inside, joined, playhead, veil
@@ -48,7 +48,7 @@ def _lanes(done: Run, streams: int) -> tuple[str, ...]:
     axis = Axis(LEFT, RIGHT, done.end)
     solid = axis.seen(max(end - start for start, end in done.launches)) < 1.5  # one bar, with an edge around it
     bars = [
-        blocks(axis, done.launches, HOST, HOST_HIGH, fill=SKY, stroke=INK if solid else _edge(axis, done.launches)),
+        blocks(axis, done.launches, HOST, HOST_HIGH, fill=SKY, stroke=EDGE if solid else _edge(axis, done.launches)),
         blocks(axis, [*done.items, *done.full], HOST, HOST_HIGH, fill=VERMILLION, hatched=True),
         _backlog(done, axis),
     ]
@@ -141,7 +141,7 @@ def _backlog(done: Run, axis: Axis) -> str:
         points += [(axis.x(at), low - max(0.0, before) * unit), (axis.x(at), low - behind * unit)]
         ahead, last = behind, at
     points += [(axis.x(last + ahead), low)]
-    return shape(_thinned(points), fill=YELLOW, stroke=INK)
+    return shape(_thinned(points), fill=YELLOW, stroke=EDGE)
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

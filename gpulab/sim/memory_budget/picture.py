@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import math
 
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.style import (
+    BLUE,
+    EDGE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    RULE,
+    SKY,
+    VERMILLION,
+    YELLOW,
+)
 from virtualgpu.pictures.svg import MARGIN, Live, Picture, bar, line, rect, shape, text
 
 from ..base.scene import END, Scale, chip, fitted, keys, note, picture, small
@@ -87,7 +100,7 @@ def _gpu(fit: Fit, top: float, peak: int, full: Scale) -> str:
     row = rect(MARGIN - 6, top, END - MARGIN + 12, ROW, fill=PAPER)
     row += small(MARGIN, y, name + (" *" if fit.no_units else ""))
     row += small(LEFT - 10, y, f"{memory / GIB:.1f}", anchor="end")
-    row += rect(LEFT, top + 2, right - LEFT, ROW - 5, fill=PAPER, stroke=INK)
+    row += rect(LEFT, top + 2, right - LEFT, ROW - 5, fill=PAPER, stroke=EDGE)
     row += "" if no else bar(LEFT, top + 2, full.at(peak) - LEFT, ROW - 5, fill=SKY)
     if memory > full.high:  # it goes on
         row += shape([(right - 8, top + 4), (right - 1, top + 8.5), (right - 8, top + 13)], fill=INK)

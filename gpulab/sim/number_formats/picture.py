@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
@@ -82,7 +82,7 @@ def _left(number: Number, stored: Stored, base: float) -> str:
 
 
 def _cells(x: float, y: float, bits: str, colour: str) -> list[str]:
-    body = [rect(x, y, CELL * len(bits), ROW - 4, fill=colour, stroke=INK)]
+    body = [rect(x, y, CELL * len(bits), ROW - 4, fill=colour, stroke=EDGE)]
     body += [line(x + CELL * i, y, x + CELL * i, y + ROW - 4) for i in range(1, len(bits))]
     body.append(letters((x + CELL * (i + 0.5) for i in range(len(bits))), y + 14, "".join(bits)))
     return body
@@ -93,7 +93,7 @@ def _switches(stored: Stored, x: float, y: float, bits: str, field: str, place: 
     body, high = [], CHOSEN_ROW - 6
     for i, bit in enumerate(bits):
         left, behind = x + CELL * i, len(bits) - 1 - i
-        drawn = rect(left, y, CELL, high, fill=FIELDS[field], stroke=INK)
+        drawn = rect(left, y, CELL, high, fill=FIELDS[field], stroke=EDGE)
         drawn += small(left + CELL / 2, y + high / 2 + 5, bit, anchor="middle", weight="bold")
         worth = {"sign": "+ or −", "exponent": str(2**behind), "mantissa": f"1/{2 ** (i + 1)}"}[field]
         values = flipped(stored, place + behind)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from virtualgpu.clock.clock import Span
-from virtualgpu.pictures.style import BLUE, GREEN, INK, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.style import BLUE, EDGE, GREEN, INK, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import MARGIN, Picture, dot, line, rect, text
 
 from ..base.lanes import Axis, Stretch, blocks, cursor, inside, playhead, round_step, veil
@@ -57,7 +57,7 @@ def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     def lane(spans: Iterable[Span], top: float, high: float, fill: str, *names: str, hatched: bool = False) -> None:
         here = list(spans)
-        bars.append(blocks(axis, map(_stretch, here), top, high, fill=fill, stroke=INK, hatched=hatched))
+        bars.append(blocks(axis, map(_stretch, here), top, high, fill=fill, stroke=EDGE, hatched=hatched))
         if high >= 14:
             for span in here:
                 labels = names or (str(int(span.name) + 1),)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from itertools import groupby
 
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, key, line, num, polyline, rect, shape, text
 
 from ..base.lanes import Axis, blocks, cursor, playhead, round_step
@@ -49,7 +49,7 @@ def _layers(step: Step) -> list[str]:
         for layer in layers:
             interior, has_input = step.state[layer]
             if has_input:
-                found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=INK))
+                found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=EDGE))
             found.append(rect(x + thin, STRIP, wide - thin, STRIP_HIGH, stroke=RULE))
             if interior and step.sizes.interior > step.sizes.boundary:
                 found.append(bar(x + thin, STRIP, wide - thin, STRIP_HIGH, fill=PURPLE))
@@ -62,7 +62,7 @@ def _layers(step: Step) -> list[str]:
         found.append(fitted(start, x - start, STRIP + STRIP_HIGH + 24, f"{ends}: {what}", ends, fill=MUTED))
         x += gap
     if step.state[-1].input:
-        found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=INK))
+        found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=EDGE))
     return found
 
 

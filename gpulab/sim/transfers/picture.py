@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import EDGE, GREEN, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, code, length, line, rect, text, wrap
 
 from ..base.lanes import Axis
@@ -37,7 +37,7 @@ def draw(result: Crossings) -> Picture:
 
 def _panel(x: float, name: str, total: int) -> list[str]:
     return [
-        rect(x, 0.5, PANEL, PANEL_HEIGHT, stroke=INK, radius=6),
+        rect(x, 0.5, PANEL, PANEL_HEIGHT, stroke=EDGE, radius=6),
         text(x + 12, 22, name, weight="bold"),
         text(x + PANEL - 12, 22, size(total), weight="bold", anchor="end"),
     ]
@@ -50,7 +50,7 @@ def _tensors(x: float, tensors: tuple[Held, ...], fill: str, to: str, other: flo
     for held in tensors:
         y = ROWS + ROW * order(held.name)
         base, wide = y + CHIP / 2 + 5, PANEL - 54
-        drawn = rect(x + 10, y, wide, CHIP, fill=PAPER, stroke=INK, radius=4)
+        drawn = rect(x + 10, y, wide, CHIP, fill=PAPER, stroke=EDGE, radius=4)
         drawn += rect(x + 10, y, max(3.0, wide * held.nbytes / max(BYTES.values())), CHIP, fill=fill, radius=4)
         drawn += text(x + 28, base, held.name)
         drawn += small(x + 164, base, "pinned", anchor="end") if held.pinned else ""
