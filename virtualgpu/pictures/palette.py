@@ -18,6 +18,8 @@ MUTED = "#555555"  # for what explains; 7.5 : 1 on PAPER
 RULE = "#C9C9C9"  # for edges and grids, which carry no text
 EDGE = "#5C5C5C"  # around a fill and for its hatching: it shows on every fill, and is quieter than INK
 
+ON = "#101010"  # words on a fill: the same in both themes, since a fill is bright in both
+
 # The same in a dark theme: light ink reads on every fill (4.5 : 1), every fill shows on the ground (3 : 1).
 DARK = {
     PAPER: "#161616",

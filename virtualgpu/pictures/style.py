@@ -17,6 +17,7 @@ from .palette import (
     GREEN,
     INK,
     MUTED,
+    ON,
     ORANGE,
     PALETTE,
     PAPER,
