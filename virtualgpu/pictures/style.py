@@ -32,22 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Its colours are `gpulab.style`'s too: plots of the lessons take them from there.
-__all__ = [
-    "BLACK",
-    "BLUE",
-    "DARK",
-    "EDGE",
-    "GREEN",
-    "INK",
-    "MUTED",
-    "ORANGE",
-    "PALETTE",
-    "PAPER",
-    "PURPLE",
-    "RULE",
-    "SKY",
-]
-__all__ += ["VERMILLION", "YELLOW", "lecture", "scale", "show", "use"]
+__all__ = ["BLACK", "BLUE", "DARK", "EDGE", "GREEN", "INK", "MUTED", "ON", "ORANGE", "PALETTE", "PAPER", "PURPLE"]
+__all__ += ["RULE", "SKY", "VERMILLION", "YELLOW", "lecture", "scale", "show", "use"]
 
 _scale = 1.0
 
