@@ -438,8 +438,8 @@ function render({ model, el }) {
       ...states.map(({ node }) => node))] : []),
     ...(rest.length ? [more] : []),
     folded("The numbers", numbers, make("p", { class: "gs-leaves" }, spec.leaves_out)), whole);
-  const side = make("div", { class: "gs-side" }, make("div", { class: "gs-controls" }, ...primary), bar, note);
-  const box = make("div", { class: "gpulab-sim" }, headline, alert, make("div", { class: "gs-body", ...OWN_KEYS }, side, picture.node), spoken);
+  const side = make("div", { class: "gs-side" }, make("div", { class: "gs-controls" }, ...primary), bar);
+  const box = make("div", { class: "gpulab-sim" }, make("div", { class: "gs-head" }, headline, note), alert, make("div", { class: "gs-body", ...OWN_KEYS }, side, picture.node), spoken);
   box.addEventListener("keydown", (event) => event.stopPropagation()); // nor are they the notebook's
   el.append(make("style", {}, model.get("look")), box);
 
