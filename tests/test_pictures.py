@@ -2,9 +2,12 @@
 
 import html
 import re
+import xml.etree.ElementTree as ET
 
 import pictures
 import pytest
+
+from .pictures_read import unread
 
 README = (pictures.ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -12,6 +15,11 @@ README = (pictures.ROOT / "README.md").read_text(encoding="utf-8")
 @pytest.mark.parametrize("name", [*pictures.SIMULATORS, *pictures.TEXTS])
 def test_a_picture_is_as_it_is_drawn(name):
     assert (pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8") == pictures.drawn(name)
+
+
+@pytest.mark.parametrize("name", [*pictures.SIMULATORS, *pictures.TEXTS])
+def test_its_words_stand_out_in_both_themes(name):
+    assert not unread(ET.fromstring(pictures.drawn(name)))
 
 
 def test_every_picture_says_what_it_shows():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import gpulab
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, SKY
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ON, ORANGE, PAPER, PURPLE, SKY
 from virtualgpu.pictures.svg import HEAD, Picture, bar, line, rect, shape, text
 
 
@@ -21,10 +21,7 @@ def host_and_gpu() -> Picture:
         text(558, 62, "thousands of lanes that compute"),
         text(558, 84, "memory: model, activations, gradients"),
         *(bar(558 + 92 * i, 112, 82, 36, fill=GREEN) for i in range(3)),
-        *(
-            text(599 + 92 * i, 135, words, anchor="middle", fill=INK)
-            for i, words in enumerate(("conv", "ReLU", "pool"))
-        ),
+        *(text(599 + 92 * i, 135, words, anchor="middle", fill=ON) for i, words in enumerate(("conv", "ReLU", "pool"))),
         text(558, 170, "kernels: one after the other", fill=MUTED),
         text(430, 16, "the bus", anchor="middle", fill=MUTED),
         *_arrow(324, 536, 62, "launch: “run this kernel”", 3),
@@ -135,7 +132,7 @@ def bytes_in_flight() -> Picture:
         words = f"{gb_s:,} GB/s wide, {ns} ns long"
         if length > 300:
             body += [
-                text(100 + length / 2, y + 5, held, anchor="middle", weight="bold"),
+                text(100 + length / 2, y + 5, held, anchor="middle", weight="bold", fill=ON),
                 text(100 + length + 14, y + 5, words),
             ]
         else:
@@ -250,7 +247,7 @@ def windows() -> Picture:
             dropped = i > 7 and name == "as printed"
             body += [
                 bar(x, y, 54, 36, fill=ORANGE if dropped else SKY, hatched=dropped),
-                text(x + 27, y + 24, "16", anchor="middle", fill=INK),
+                text(x + 27, y + 24, "16", anchor="middle", fill=ON),
             ]
         body += [text(128, y + 58, first), text(648, y + 58, last)]
     return Picture(860, 166, "A window is what one step uses; the last one may be short", WINDOWS, tuple(body), 1)
@@ -345,14 +342,14 @@ def two_streams() -> Picture:
         if i < 3:
             body += [
                 bar(x, copies, wide, 36, fill=PURPLE, hatched=True),
-                text(x + wide / 2, copies + 24, f"copy {i + 1}", anchor="middle", fill=INK),
+                text(x + wide / 2, copies + 24, f"copy {i + 1}", anchor="middle", fill=ON),
                 line(x + wide, copies + 36, x + gap - 2, kernels - 8, stroke=INK, width=3),
                 shape([(x + gap, kernels), (x + gap - 11, kernels - 8), (x + gap, kernels - 13)], fill=INK),
             ]
         if i > 0:
             body += [
                 bar(x, kernels, wide, 36, fill=GREEN),
-                text(x + wide / 2, kernels + 24, f"kernels of batch {i}", anchor="middle", fill=INK),
+                text(x + wide / 2, kernels + 24, f"kernels of batch {i}", anchor="middle", fill=ON),
             ]
     body.append(
         text(left, 146, "arrow: main.wait_stream(side), so kernels start when their batch is there", fill=MUTED)
@@ -435,11 +432,11 @@ def straggler() -> Picture:
         body += [
             text(18, y + 26, name, size=HEAD, weight="bold"),
             bar(110, y, until - 110, 42, fill=colour),
-            text((110 + until) / 2, y + 26, work, anchor="middle", fill=INK),
+            text((110 + until) / 2, y + 26, work, anchor="middle", fill=ON),
             bar(until, y, 600 - until, 42, fill=ORANGE) if waits else "",
-            text((until + 600) / 2, y + 26, waits, anchor="middle", fill=INK) if waits else "",
+            text((until + 600) / 2, y + 26, waits, anchor="middle", fill=ON) if waits else "",
             bar(600, y, 130, 42, fill=GREEN),
-            text(665, y + 26, "NCCL: sends", anchor="middle", fill=INK),
+            text(665, y + 26, "NCCL: sends", anchor="middle", fill=ON),
         ]
     body += [
         line(600, 30, 600, 176, stroke=INK, width=1.5),
@@ -460,7 +457,7 @@ def dealing() -> Picture:
             padded = index > 6
             body += [
                 bar(150 + 120 * step, y, 96, 34, fill=ORANGE if padded else SKY),
-                text(198 + 120 * step, y + 23, str(index % 7), anchor="middle", fill=INK, weight="bold"),
+                text(198 + 120 * step, y + 23, str(index % 7), anchor="middle", fill=ON, weight="bold"),
             ]
     body.append(text(530, 14 + 46 * 1 + 24, "orange: drawn a second time", fill=MUTED))
     return Picture(860, 156, "Seven samples on three ranks are nine", DEALING, tuple(body), 1)
@@ -475,9 +472,9 @@ def parted() -> Picture:
         body += [
             text(18, y + 26, name, size=HEAD, weight="bold"),
             bar(110, y, 240, 40, fill=SKY),
-            text(230, y + 25, "all_reduce: done", anchor="middle", fill=INK),
+            text(230, y + 25, "all_reduce: done", anchor="middle", fill=ON),
             bar(370, y, 240, 40, fill=ORANGE),
-            text(490, y + 25, f"{second}: waits", anchor="middle", fill=INK),
+            text(490, y + 25, f"{second}: waits", anchor="middle", fill=ON),
         ]
     body += [
         text(230, 20, "collective 1", anchor="middle", fill=MUTED),
@@ -560,7 +557,7 @@ def pipeline_schedules() -> Picture:
                     wide = slot * (1 if part > 0 else 2)
                     body += [
                         bar(x, y, wide - 2, 32, fill=SKY if part > 0 else ORANGE),
-                        text(x + wide / 2, y + 22, f"{abs(part)}", anchor="middle", fill=INK),
+                        text(x + wide / 2, y + 22, f"{abs(part)}", anchor="middle", fill=ON),
                     ]
                     x += wide
     for x, words, colour in ((150, "forward of a part", SKY), (330, "backward of a part", ORANGE)):
@@ -674,7 +671,7 @@ def second_step() -> Picture:
         for mib, fill in ((384, BLUE), (moments, GREEN), (14_284, SKY)):
             body.append(bar(x, y, mib * per_mib, 36, fill=fill, hatched=fill == GREEN))
             x += mib * per_mib
-        body.append(text(left + 360, y + 24, words, anchor="middle", weight="bold"))
+        body.append(text(left + 360, y + 24, words, anchor="middle", weight="bold", fill=ON))
     x = left + room * per_mib
     body += [line(x, 10, x, 132, stroke=INK, width=3), text(x - 8, 20, "a T4 has 14,793 MiB (virtual)", anchor="end")]
     for x, words, fill in (
@@ -695,7 +692,14 @@ def window_overflow() -> Picture:
             bad = not good and i == 2
             body += [
                 bar(120 + 62 * i, y, 54, 40, fill=ORANGE if bad else SKY, hatched=bad),
-                text(147 + 62 * i, y + 25, "inf" if bad else str(i + 1), anchor="middle", fill=INK, halo=bad),
+                text(
+                    147 + 62 * i,
+                    y + 25,
+                    "inf" if bad else str(i + 1),
+                    anchor="middle",
+                    fill=INK if bad else ON,
+                    halo=bad,
+                ),
             ]
         ends = ("finite", "steps", "keeps scale", "steps") if good else ("inf", "skips", "halves scale", "waits")
         for i, words in enumerate(ends):
@@ -745,7 +749,7 @@ def stream_parts() -> Picture:
             body += [
                 bar(x, y, 42, 28, fill=SKY) if kept else rect(x, y, 42, 28, stroke=MUTED, dash="4 4"),
                 text(
-                    x + 21, y + 20, str(i), anchor="middle", weight="bold" if kept else "", fill=INK if kept else MUTED
+                    x + 21, y + 20, str(i), anchor="middle", weight="bold" if kept else "", fill=ON if kept else MUTED
                 ),
             ]
     body.append(text(240, 170, "line i is kept where i % 4 is the number; dashed: read and dropped", fill=MUTED))
@@ -770,7 +774,7 @@ def nested_ranges() -> Picture:
     for x, wide, words, source in ((250, 150, "kernel: 3 ms", (240, 132)), (450, 100, "kernel: 2 ms", (430, 168))):
         body += [
             bar(x, 186, wide, 28, fill=GREEN),
-            text(x + wide / 2, 205, words, anchor="middle", fill=INK),
+            text(x + wide / 2, 205, words, anchor="middle", fill=ON),
             line(source[0], source[1], x + 4, 186, stroke=INK, width=2, dash="5 4"),
         ]
     body.append(text(590, 204, "dashed: launches; an example", fill=MUTED))
@@ -784,11 +788,11 @@ def fusion() -> Picture:
     reads = (1, 1, 1, 2, 1, 1, 1, 1, 2)
     for i, (name, count) in enumerate(zip(names, reads, strict=True)):
         x = 118 + 82 * i
-        body += [bar(x, 8, 74, 34, fill=SKY), text(x + 37, 30, name, anchor="middle", fill=INK)]
+        body += [bar(x, 8, 74, 34, fill=SKY), text(x + 37, 30, name, anchor="middle", fill=ON)]
         for arrow in range(count):
             body += _upright(x + 14 + 14 * arrow, 74, 44)
         body += _upright(x + 58, 44, 74)
-    body += [bar(118, 112, 730, 34, fill=SKY), text(483, 134, "all nine, in registers", anchor="middle", fill=INK)]
+    body += [bar(118, 112, 730, 34, fill=SKY), text(483, 134, "all nine, in registers", anchor="middle", fill=ON)]
     body += [*_upright(132, 178, 148), *_upright(832, 148, 178)]
     for y, words in (
         (76, "memory: a tensor is read 11 times, and written 9 times"),
@@ -862,7 +866,7 @@ def resharded() -> Picture:
         body.append(text(18, y + 23, name, weight="bold"))
         for row in range(12):
             body.append(bar(left + wide * row, y, wide - 4, 34, fill=SKY if row < 6 else ORANGE))
-            body.append(text(left + wide * row + (wide - 4) / 2, y + 23, f"{row}", anchor="middle", fill=INK))
+            body.append(text(left + wide * row + (wide - 4) / 2, y + 23, f"{row}", anchor="middle", fill=ON))
         for rank in range(ranks):
             x = left + wide * each * rank
             body.append(line(x, y + 40, x + wide * each - 6, y + 40, stroke=INK, width=3))
@@ -883,11 +887,12 @@ def place_in_epoch() -> Picture:
         body.append(text(18, y + 22, name, weight="bold"))
         for batch in range(15):
             x, again = 150 + 38 * batch, bool(words) and batch < 8
+            ink = MUTED if batch not in made else INK if again else ON
             body += [
                 bar(x, y, 34, 32, fill=ORANGE if again else SKY, hatched=again)
                 if batch in made
                 else rect(x, y, 34, 32, stroke=MUTED, dash="4 4"),
-                text(x + 17, y + 22, str(batch), anchor="middle", fill=INK if batch in made else MUTED, halo=again),
+                text(x + 17, y + 22, str(batch), anchor="middle", fill=ink, halo=again),
             ]
         body.append(text(732, y + 22, words))
     return Picture(

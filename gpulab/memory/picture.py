@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ON, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, balance, dot, key, length, line, num, polyline, text
 from virtualgpu.readings.curve import Allocation, MemoryCurve
 from virtualgpu.units import MIB, count, mib
@@ -181,7 +181,7 @@ def _label(band: Band, scale: _Scale, marks: Sequence[float]) -> str:
     code = one.line.partition("\n")[0].partition(": ")[2]
     for words in (f"{mib(one.nbytes)}  {code}", mib(one.nbytes)):
         if length(words, SMALL) <= room:
-            return text(left, scale.y(below + one.nbytes / 2) + 4.5, words, size=SMALL)
+            return text(left, scale.y(below + one.nbytes / 2) + 4.5, words, size=SMALL, fill=ON)
     return ""
 
 

@@ -288,12 +288,13 @@ class TestLive:
 class TestColours:
     def test_every_colour_has_one_for_the_dark_and_a_variable(self):
         named = {getattr(style, name) for name in dir(style) if re.fullmatch("#[0-9A-F]{6}", str(getattr(style, name)))}
-        assert set(style.DARK) == set(COLOURS) == named - {style.BLACK}
+        assert set(style.DARK) == set(COLOURS) == named - {style.BLACK, style.ON}
 
-    @pytest.mark.parametrize("colour", sorted(set(style.PALETTE) - {style.BLUE, style.BLACK}))
-    def test_in_the_dark_ink_reads_on_the_palette_and_the_palette_shows(self, colour, contrast):
-        assert contrast(style.DARK[style.INK], style.DARK[colour]) >= 4.5
+    @pytest.mark.parametrize("colour", sorted(set(style.PALETTE) - {style.BLACK}))
+    def test_in_the_dark_words_read_on_the_palette_and_the_palette_shows(self, colour, contrast):
+        assert contrast(style.ON, style.DARK[colour]) >= 4.5
         assert contrast(style.DARK[colour], style.DARK[style.PAPER]) >= 3
+        assert contrast(style.DARK[colour], style.DARK[style.SEAM]) >= 3
 
     @pytest.mark.parametrize("colour", [style.INK, style.MUTED, style.BLUE])
     def test_in_the_dark_letters_read_on_the_ground_and_the_ground_on_them(self, colour, contrast):
@@ -302,6 +303,7 @@ class TestColours:
     @pytest.mark.parametrize("colour", sorted(set(style.PALETTE) - {style.BLUE, style.BLACK}))
     def test_ink_reads_on_the_palette(self, colour, contrast):
         assert contrast(style.INK, colour) >= 4.5
+        assert contrast(style.ON, colour) >= 4.5
 
     @pytest.mark.parametrize("colour", [style.BLUE, style.BLACK, style.INK, style.MUTED])
     def test_paper_reads_on_the_dark_ones(self, colour, contrast):

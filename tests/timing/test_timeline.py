@@ -104,7 +104,7 @@ def test_the_picture_names_what_is_pointed_at_in_colours_of_both_themes(overlapp
     described = next(root.iter("{http://www.w3.org/2000/svg}desc")).text
     assert "stream 1: copy to GPU, pinned at 0.0" in described
     colours = {node.get(part) for node in root.iter() for part in ("fill", "stroke")} - {None, "none", "transparent"}
-    assert colours <= {style.PAPER, style.INK, style.MUTED, style.RULE, *style.PALETTE}
+    assert colours <= {style.PAPER, style.INK, style.MUTED, style.RULE, style.SEAM, *style.PALETTE}
     assert "prefers-color-scheme:dark" in svg
 
 

@@ -10,16 +10,17 @@ import io
 import re
 from typing import TYPE_CHECKING
 
-from .palette import BLACK, BLUE, DARK, INK, MUTED, PAPER, RULE, SKY
+from .palette import BLACK, BLUE, DARK, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 110_000  # bytes of SVG, some 150 kB in a notebook; points by the thousand take more, and are PNG
 
-# On a dark ground a filled shape needs a colour on which light letters read; lines and letters need light colours. The
-# palette's own are light enough, but for BLUE and black, and for lines in SKY, which would be as the dark theme's BLUE.
-SHAPES = DARK | {BLACK: DARK[INK]}
+# A plot's letters are light in the dark, on a filled shape too, which therefore is darker than a picture's; lines and
+# letters need light colours: the palette's own are light enough, but for BLUE and black, and SKY beside that BLUE.
+DIM = {ORANGE: "#926400", SKY: "#2273A6", GREEN: "#007D62", YELLOW: "#777000", VERMILLION: "#B84D00", PURPLE: "#A94E7C"}
+SHAPES = DARK | DIM | {BLACK: DARK[INK]}
 LETTERS = {colour: SHAPES[colour] for colour in (PAPER, INK, MUTED, RULE, BLACK, BLUE)}
 LINES = LETTERS | {SKY: DARK[SKY]}
 

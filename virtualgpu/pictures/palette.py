@@ -16,22 +16,23 @@ PAPER = "#FFFFFF"
 INK = "#111111"
 MUTED = "#555555"  # for what explains; 7.5 : 1 on PAPER
 RULE = "#C9C9C9"  # for edges and grids, which carry no text
-EDGE = "#5C5C5C"  # around a fill and for its hatching: it shows on every fill, and is quieter than INK
+EDGE = "#5C5C5C"  # around what is hollow, quieter than INK
+SEAM = "#5D5D5D"  # around a fill and for its hatching: dark in both themes
+ON = "#101010"  # words on a fill, which is bright in both themes
 
-ON = "#101010"  # words on a fill: the same in both themes, since a fill is bright in both
-
-# The same in a dark theme: light ink reads on every fill (4.5 : 1), every fill shows on the ground (3 : 1).
+# The same in a dark theme: every fill is as bright there as in the light one, and ON reads on all of them, BLUE too.
 DARK = {
     PAPER: "#161616",
     INK: "#F2F2F2",
     MUTED: "#B8B8B8",
     RULE: "#505050",
     EDGE: "#A3A3A3",
-    ORANGE: "#926400",
-    SKY: "#2273A6",
-    GREEN: "#007D62",
-    YELLOW: "#777000",
-    BLUE: "#6BB8F0",
-    VERMILLION: "#B84D00",
-    PURPLE: "#A94E7C",
+    SEAM: "#2A2A2A",
+    ORANGE: "#E0A02A",
+    SKY: "#9AD2F5",
+    GREEN: "#2FA985",
+    YELLOW: "#DDD24A",
+    BLUE: "#4A90D0",
+    VERMILLION: "#E2733A",
+    PURPLE: "#D68BB6",
 }

@@ -23,6 +23,7 @@ from .palette import (
     PAPER,
     PURPLE,
     RULE,
+    SEAM,
     SKY,
     VERMILLION,
     YELLOW,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 # Its colours are `gpulab.style`'s too: plots of the lessons take them from there.
 __all__ = ["BLACK", "BLUE", "DARK", "EDGE", "GREEN", "INK", "MUTED", "ON", "ORANGE", "PALETTE", "PAPER", "PURPLE"]
-__all__ += ["RULE", "SKY", "VERMILLION", "YELLOW", "lecture", "scale", "show", "use"]
+__all__ += ["RULE", "SEAM", "SKY", "VERMILLION", "YELLOW", "lecture", "scale", "show", "use"]
 
 _scale = 1.0
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
-from .style import DARK, EDGE, INK, MUTED, PAPER, RULE
+from .style import DARK, EDGE, INK, MUTED, PAPER, RULE, SEAM
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 SMALL, BODY, HEAD = 13.0, 14.0, 18.0
@@ -191,13 +191,17 @@ def hatch(x: float, y: float, width: float, height: float, *, stroke: str = EDGE
     return f'<path d="{"".join(strokes)}" stroke="{stroke}" stroke-width="1" fill="none"/>' if strokes else ""
 
 
-def bar(
-    x: float, y: float, width: float, height: float, *, fill: str, hatched: bool = False, stroke: str = EDGE
-) -> str:
+def bar(x: float, y: float, width: float, height: float, *, fill: str, hatched: bool = False, stroke: str = "") -> str:
     """Draw a filled rectangle, hatched where colour alone must not distinguish it; nothing if it is empty."""
     if width <= 0 or height <= 0:
         return ""
-    return rect(x, y, width, height, fill=fill, stroke=stroke) + (hatch(x, y, width, height) if hatched else "")
+    drawn = rect(x, y, width, height, fill=fill, stroke=stroke or edge(fill))
+    return drawn + (hatch(x, y, width, height, stroke=edge(fill)) if hatched else "")
+
+
+def edge(fill: str) -> str:
+    """The colour of the edge around `fill` and of what hatches it."""
+    return EDGE if fill in (PAPER, RULE, MUTED, "none") else SEAM
 
 
 def key(x: float, y: float, words: str, *, fill: str, hatched: bool = False) -> str:

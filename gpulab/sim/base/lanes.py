@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from virtualgpu.pictures.style import INK, MUTED, PAPER, RULE, VERMILLION
-from virtualgpu.pictures.svg import SMALL, Live, hatch, length, line, num, rect, text
+from virtualgpu.pictures.svg import SMALL, Live, edge, hatch, length, line, num, rect, text
 
 from .scene import END, fitted, pointer, small
 from .touch import Grip, draggable, grasp
@@ -75,7 +75,7 @@ def blocks(
     y, down = num(top), num(high)
     drawn = "".join(f"M{num(x)} {y}h{(wide := num(width))}v{down}h-{wide}z" for x, width in bars)
     extra = f' stroke="{stroke}" stroke-width="0.5"' if stroke else ""
-    lines = "".join(hatch(x, top, width, high) for x, width in bars) if hatched else ""
+    lines = "".join(hatch(x, top, width, high, stroke=edge(fill)) for x, width in bars) if hatched else ""
     return f'<path d="{drawn}" fill="{fill}"{extra}/>{lines}'
 
 

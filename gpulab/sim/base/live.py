@@ -16,7 +16,7 @@ import anywidget
 import ipywidgets
 import traitlets
 
-from virtualgpu.pictures import asleep, style
+from virtualgpu.pictures import asleep, palette, style
 
 from .controls import Script, Slider
 
@@ -25,21 +25,9 @@ if TYPE_CHECKING:
 
 # The colours of pictures, by the variables that stand for them in both themes.
 COLOURS = {
-    getattr(style, name.upper()): f"--gs-{name}"
-    for name in (
-        "paper",
-        "ink",
-        "muted",
-        "rule",
-        "edge",
-        "orange",
-        "sky",
-        "green",
-        "yellow",
-        "blue",
-        "vermillion",
-        "purple",
-    )
+    colour: f"--gs-{name.lower()}"
+    for name, colour in vars(palette).items()
+    if isinstance(colour, str) and colour in palette.DARK
 }
 
 
