@@ -109,6 +109,8 @@ function moved(scale, value, key) {
 
 // -- controls: each is a node, and shows the value and the limit that Python answers with ---------------------------
 
+const written = (value) => value.toLocaleString("en", { maximumFractionDigits: 9 });
+
 function makeSlider(control, change) {
   let scale, now;
   const unit = control.unit ? ` ${control.unit}` : "";
@@ -127,8 +129,8 @@ function makeSlider(control, change) {
     range.setAttribute("aria-valuemin", scale.low);
     range.setAttribute("aria-valuemax", scale.high);
     range.setAttribute("aria-valuenow", value);
-    range.setAttribute("aria-valuetext", `${value.toLocaleString("en")}${unit}`);
-    if (document.activeElement !== number || !number.dataset.typed) number.value = value;
+    range.setAttribute("aria-valuetext", `${written(value)}${unit}`);
+    if (document.activeElement !== number || !number.dataset.typed) number.value = written(value);
   };
   range.addEventListener("input", () => set(scale.value(Number(range.value))));
   range.addEventListener("keydown", (event) => {
@@ -140,7 +142,7 @@ function makeSlider(control, change) {
   const typed = () => {
     delete number.dataset.typed;
     const value = Number(number.value.replace(/[,_ ]/g, ""));
-    if (number.value.trim() === "" || Number.isNaN(value)) number.value = now;
+    if (number.value.trim() === "" || Number.isNaN(value)) show(now);
     else set(scale.round(value));
   };
   number.addEventListener("input", () => { number.dataset.typed = "1"; });
