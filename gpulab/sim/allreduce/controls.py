@@ -27,24 +27,24 @@ class AllReduce(Simulator[Step]):
             "pcie4",
         ),
         Flag("peer", "Peer-to-peer: a GPU reaches another directly", True),
-        Play("moment", "Moment", 0, FRAMES, 60, unit="%"),
+        Play("moment", "Moment", 0, FRAMES, 62, unit="%"),
     )
     primary = ("gpus", "parameters", "moment")
     states = (
         State(
             "Behind backward",
-            {"gpus": 8, "bucket": 25, "link": "pcie4", "moment": 60},
-            "Each bucket goes round as soon as it is full. Drag the line: which one hides behind nothing?",
+            {"gpus": 8, "bucket": 25, "link": "pcie4", "moment": 62},
+            "Each bucket goes round as soon as it is full. Drag the line to the end: which one hides behind nothing?",
         ),
         State(
             "One bucket",
             {"gpus": 8, "bucket": "all", "link": "pcie4", "moment": 85},
-            "The one bucket is full only when backward ends: what is left of the overlap? Click other sizes.",
+            "All GPUs wait for the one bucket. Click smaller buckets: with which do they wait the least?",
         ),
         State(
             "A slow link",
-            {"gpus": 8, "bucket": 25, "link": "ethernet10", "moment": 60},
-            "Eight machines at 10 Gbit/s are slower than one. Drag the dot: from how many GPUs on? What would help?",
+            {"gpus": 8, "bucket": 25, "link": "ethernet10", "moment": 62},
+            "Drag the dot: from how many GPUs on are they faster than one? Which link makes all 8 worth it?",
         ),
     )
     model = staticmethod(simulate)

@@ -6,11 +6,11 @@ import math
 from itertools import pairwise
 from typing import NamedTuple
 
-from virtualgpu.pictures.style import BLUE, EDGE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import BLUE, EDGE, GREEN, INK, MUTED, ON, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, boxes, dot, length, polyline, rect, text
 
-from ..base.lanes import Axis, blocks, cursor, inside, playhead, veil
-from ..base.scene import END, Box, Plot, Scale, arrow, beside_ends, chip, keys, note, picture, pointer, small
+from ..base.lanes import Axis, blocks, cursor, playhead
+from ..base.scene import END, Box, Plot, Scale, arrow, beside_ends, chip, fitted, keys, note, picture, pointer, small
 from ..base.touch import clickable, draggable, grasp, named
 from ..base.words import count, duration, percent
 from .model import BUCKETS, MOST_GPUS, data_parallel_seconds, ddp_seconds, held, hops, sends
@@ -20,9 +20,10 @@ LEFT, RIGHT, READ = 130.0, 700.0, 718.0
 DDP, RING, OTHER, LOW, CHIPS = 44.0, 80.0, 112.0, 146.0, 168.0  # the lanes, from top to bottom
 HIGH, RING_HIGH = 32.0, 26.0
 WAITS = ("waits for the all-reduce", "waits")
-FEW = 40  # buckets: more are not hatched and not named
-BELOW = 198.0
-PIECES, PIECES_TOP, PIECES_HIGH = 96.0, BELOW + 60, 192.0  # of all GPUs, a row for each
+FEW = 40  # buckets: more are not named
+BELOW = 202.0
+PIECES, PIECES_TOP, PIECES_HIGH = 96.0, BELOW + 67, 178.0  # of all GPUs, a row for each
+NUMBERED = 8  # GPUs: the pieces of more have no room for a number
 
 
 def draw(step: Step) -> Picture:
@@ -32,14 +33,13 @@ def draw(step: Step) -> Picture:
     body = [
         text(MARGIN, 14, "One training step", weight="bold"),
         note(MARGIN, 33, "virtual time"),
-        *keys(END, 14, ("forward", SKY), ("backward", ORANGE), ("between GPUs", PURPLE, True), ends=True),
+        *keys(END, 14, ("forward", SKY), ("backward", ORANGE), ("between GPUs", PURPLE), ends=True),
         *axis.draw(DDP - 6, LOW),
         text(MARGIN, DDP + 21, "DDP computes"),
         text(MARGIN, RING + 18, "all-reduce"),
         text(MARGIN, OTHER + 21, "DataParallel"),
         *_ddp(step, axis),
         *(lane.draw(axis) for lane in lanes),
-        veil(axis, step.now, DDP - 4, LOW),
         cursor(axis, step.now, DDP - 6, LOW),
         *(lane.named(axis, step.now) for lane in lanes),
         *_left_over(step, axis),
@@ -62,13 +62,14 @@ class Lane(NamedTuple):
 
     def draw(self, axis: Axis) -> str:
         x, wide = axis.x(self.begin), axis.seen(self.end - self.begin)
-        return bar(x, self.top, wide, HIGH, fill=self.fill, hatched=self.fill == PURPLE)
+        return bar(x, self.top, wide, HIGH, fill=self.fill)
 
     def named(self, axis: Axis, now: float) -> str:
         """Its words, in all of it or in the longer part to one side of the moment, whose line goes through no word."""
         at = min(max(now, self.begin), self.end)
         part = max((self.begin, at), (at, self.end), key=lambda part: part[1] - part[0])
-        return inside(axis, part, self.words, self.top + HIGH / 2 + 5)
+        ink = INK if self.fill == PAPER else ON
+        return fitted(axis.x(part[0]), axis.seen(part[1] - part[0]), self.top + HIGH / 2 + 5, *self.words, fill=ink)
 
 
 def _ddp(step: Step, axis: Axis) -> list[str]:
@@ -78,8 +79,7 @@ def _ddp(step: Step, axis: Axis) -> list[str]:
     ends = [bucket.ready for bucket in step.buckets] if room > 5 else [work.compute]
     drawn = [blocks(axis, pairwise((work.forward, *ends)), DDP, HIGH, fill=ORANGE, stroke=EDGE)]
     if step.gpus > 1:
-        ring, few = ((start, end) for _, start, end in step.buckets), len(step.buckets) <= FEW
-        drawn.append(blocks(axis, ring, RING, RING_HIGH, fill=PURPLE, stroke=EDGE, hatched=few))
+        drawn.append(blocks(axis, (bucket[1:] for bucket in step.buckets), RING, RING_HIGH, fill=PURPLE, stroke=EDGE))
     return drawn
 
 
@@ -87,10 +87,10 @@ def _left_over(step: Step, axis: Axis) -> list[str]:
     """What the GPUs wait for the ring, where no word has room in it."""
     if step.exposed < 0.005 * step.seconds or length(WAITS[-1], SMALL) + 6 < axis.seen(step.exposed):
         return []
-    x, words = axis.x(step.seconds) + 8, f"waits {duration(step.exposed)}"
-    tries = (f"{words}: {percent(1 - step.hidden)} is left over", words)
-    fit = [small(x, DDP + 21, words, weight="bold", halo=True) for words in tries if x + 1.2 * length(words) < READ]
-    return fit[:1]
+    x = axis.x(step.seconds)
+    rows = (DDP + 21, f"waits {duration(step.exposed)}"), (RING + 18, f"{percent(1 - step.hidden)} of it is not hidden")
+    body = [small(x + 25, y, words, halo=True) for y, words in rows if x + 25 + length(words, SMALL) < READ]
+    return [arrow(x + 20, x + 4, DDP + 16, head=7, wing=4), *body] if body else []
 
 
 def _lanes(step: Step) -> list[Lane]:
@@ -100,11 +100,11 @@ def _lanes(step: Step) -> list[Lane]:
     if copies is None:
         return lanes
     for seconds, fill, words in (
-        (copies.weights, PURPLE, ("weights to all", "weights")),
-        (work.forward, SKY, ()),
-        (copies.outputs + copies.output_gradients, PURPLE, ("outputs to GPU 0 and back", "outputs")),
-        (work.compute - work.forward, ORANGE, ()),
-        (copies.gradients, PURPLE, ("gradients to GPU 0", "gradients", "sum")),
+        (copies.weights, PURPLE, ("send weights to all", "send weights", "weights")),
+        (work.forward, SKY, ("forward",)),
+        (copies.outputs + copies.output_gradients, PURPLE, ("outputs to GPU 0 and back", "send outputs")),
+        (work.compute - work.forward, ORANGE, ("backward",)),
+        (copies.gradients, PURPLE, ("sum gradients on GPU 0", "sum gradients", "sum")),
     ):
         lanes.append(Lane(at, at + seconds, OTHER, fill, words))
         at += seconds
@@ -142,40 +142,53 @@ def _chips(step: Step) -> list[str]:
 
 def _ring(step: Step) -> list[str]:
     """One bucket on its way: a row of pieces for each GPU, and where each hands one to the next."""
-    gpus, done, pitch = step.gpus, step.hops_done, min(25.0, PIECES_HIGH / step.gpus)
-    wide, high = min(38.0, 330 / gpus), pitch - 4
-    sent = f"each GPU has sent {(done or 0) / gpus:.3g} of its {hops(gpus) / gpus:.3g} buckets"
-    legend = BELOW + 52
+    gpus, done = step.gpus, step.hops_done
+    pitch, wide = min(30.0, PIECES_HIGH / gpus), min(46.0, 336 / gpus)
+    some = "a sum: the number says of how many GPUs" if gpus <= NUMBERED else "a sum of some GPUs"
+    cells: dict[str, list[Box]] = {PAPER: [], PURPLE: [], GREEN: []}
     body = [
         text(MARGIN, BELOW, "One bucket in slow motion", weight="bold"),
-        note(MARGIN, BELOW + 18, _now(step)),
-        note(MARGIN, BELOW + 35, sent),
-        *keys(MARGIN, legend, ("a piece: the sum of some GPUs", PURPLE), ("sum of all", GREEN)),
-        pointer(382, legend, half=5, high=9),
-        note(394, legend, "being sent on"),
+        note(462, BELOW, f"{step.work.link.words}, {step.work.rate / 1e9:.3g} GB/s", anchor="end"),
+        note(MARGIN, BELOW + 19, _now(step)),
+        note(PIECES - 8, PIECES_TOP - 11, "piece", anchor="end"),
     ]
-    cells: list[Box] = []
-    parts: list[Box] = []
-    whole: list[Box] = []
+    numbers = []
     for gpu in range(gpus):
-        top = PIECES_TOP + gpu * pitch
-        body.append(small(PIECES - 8, top + high / 2 + 5, f"GPU {gpu}", anchor="end"))
+        top, middle = PIECES_TOP + gpu * pitch, PIECES + (gpu + 0.5) * wide
+        body.append(note(middle, PIECES_TOP - 11, str(gpu), anchor="middle"))
+        if pitch > 14 or gpu % 2 == 0:
+            body.append(small(PIECES - 8, top + 0.4 * pitch + 5, f"GPU {gpu}", anchor="end"))
         for piece in range(gpus):
             number = 0 if done is None else held(gpu, piece, gpus, done)
-            x, up = PIECES + piece * wide, high * number / gpus
-            cells.append((x, top, wide, high))
-            (whole if number == gpus else parts).append((x, top + high - up, wide, up))
-    body += [boxes(parts, fill=PURPLE), boxes(whole, fill=GREEN), boxes(cells, stroke=EDGE)]
-    if gpus > 1:
-        first, last, left = PIECES_TOP + high / 2, PIECES_TOP + (gpus - 1) * pitch + high / 2, MARGIN + 2
-        body.append(polyline([(left + 10, last), (left, last), (left, first), (left + 4, first)], stroke=MUTED))
-        body.append(arrow(left, left + 12, first, stroke=MUTED, width=1))
-    if done is not None and done < hops(gpus):
-        for gpu in range(gpus):
-            passed = (step.hops_passed or 0) - done
-            row = gpu + passed if gpu < gpus - 1 or passed < 0.5 else passed - 1  # the last hands to the first
-            x = PIECES + (sends(gpu, gpus, done) + 0.5) * wide
-            body.append(pointer(x, PIECES_TOP + row * pitch + high / 2 + 5, half=5, high=9))
+            fill = GREEN if number == gpus else PURPLE if number > 1 else PAPER
+            x = PIECES + piece * wide
+            cells[fill].append((x, top, wide, 0.8 * pitch))
+            if number and gpus <= NUMBERED:
+                ink = INK if fill == PAPER else ON
+                numbers.append(small(x + wide / 2, top + 0.4 * pitch + 5, str(number), anchor="middle", fill=ink))
+    body += [boxes(places, fill=fill, stroke=EDGE) for fill, places in cells.items()]
+    legend = ((some, PURPLE), (f"of all {gpus}", GREEN))
+    body += keys(MARGIN, BELOW + 39, *((words, fill) for words, fill in legend if cells[fill]))
+    return [*body, *numbers, *_messages(step, pitch, wide)]
+
+
+def _messages(step: Step, pitch: float, wide: float) -> list[str]:
+    """The piece that each GPU hands on, on its way to the next; from the last it goes round to the first."""
+    gpus, done = step.gpus, step.hops_done
+    if done is None or done == hops(gpus):
+        return []
+    body, passed = [], (step.hops_passed or 0) - done
+    for gpu in range(gpus):
+        left, top = PIECES + sends(gpu, gpus, done) * wide, PIECES_TOP + gpu * pitch
+        x, y, row = left + (0.82 if gpus <= NUMBERED else 0.5) * wide, top + 0.4 * pitch, gpu + passed
+        way = [(x, y), (x, y + pitch)]
+        if gpu == gpus - 1:
+            first, low, side = PIECES_TOP + 0.4 * pitch, PIECES_TOP + gpus * pitch + 2, MARGIN + 2
+            way = [(x, y), (x, low), (side, low), (side, PIECES_TOP - 6), (x, PIECES_TOP - 6), (x, first)]
+            row = row if passed < 0.5 else passed - 1
+        tip = PIECES_TOP + (row + 0.4) * pitch + 4
+        body += [rect(left, top, wide, 0.8 * pitch, stroke=INK, edge=2), polyline(way, width=1.5)]
+        body.append(pointer(x, tip, half=4.5, high=8))
     return body
 
 
@@ -195,27 +208,32 @@ def _now(step: Step) -> str:
 def _scaling(step: Step, top: float) -> list[str]:
     """Speed against one GPU, for every number of GPUs, all else as it is."""
     numbers = range(1, MOST_GPUS + 1)
-    plot = Plot(Scale(516.0, 690.0, 1, MOST_GPUS), Scale(top + 226, top + 42, 0, MOST_GPUS))
+    speeds = {"DDP": [n * step.work.compute / ddp_seconds(step.work, n) for n in numbers]}
+    if step.copies is not None:
+        others = (data_parallel_seconds(step.work, n) or math.inf for n in numbers)
+        speeds["DataParallel"] = [n * step.work.compute / seconds for n, seconds in zip(numbers, others, strict=True)]
+    most = next(most for most in (2, 4, 8, MOST_GPUS) if most >= max(map(max, speeds.values())) - 1e-9)
+    plot = Plot(Scale(516.0, 690.0, 1, MOST_GPUS), Scale(top + 222, top + 42, 0, most))
     right, bottom = plot.x.end, plot.y.start
-    speeds = [n * step.work.compute / ddp_seconds(step.work, n) for n in numbers]
     body = [
         text(490, top, "Speed, in single GPUs (virtual)", weight="bold"),
         note(490, top + 19, "each with a batch of its own"),
-        *plot.levels({value: str(value) for value in (0, 4, 8, 12, 16)}),
+        *plot.levels({most * part / 4: f"{most * part / 4:g}" for part in range(5)}),
         *plot.x.ticks(bottom, {value: str(value) for value in (1, 4, 8, 12, 16)}),
         plot.floor(),
         note(right + 12, bottom + 18, "GPUs"),
-        plot.curve([(1, 1), (MOST_GPUS, MOST_GPUS)], stroke=MUTED, width=1.5, dash="5 4"),
-        plot.curve(zip(numbers, speeds, strict=True), stroke=BLUE, width=2.5),
+        plot.curve([(1, 1), (MOST_GPUS, 1)], stroke=MUTED),
+        plot.curve([(1, 1), (most, most)], stroke=MUTED, width=1.5, dash="5 4"),
     ]
-    ends = {"linear": plot.y.at(MOST_GPUS), "DDP": plot.y.at(speeds[-1])}
-    if speeds[-1] > 0.95 * MOST_GPUS:
-        ends = {"DDP, almost linear": plot.y.at(speeds[-1])}
-    if step.copies is not None:
-        others = [n * step.work.compute / (data_parallel_seconds(step.work, n) or math.inf) for n in numbers]
-        body.append(plot.curve(zip(numbers, others, strict=True), stroke=VERMILLION, width=2.5, dash="2 3"))
-        ends["DataParallel"] = plot.y.at(others[-1])
-        x, y = plot.at(step.gpus, others[step.gpus - 1])
-        body.append(rect(x - 5, y - 5, 10, 10, fill=VERMILLION))
-    body += [dot(*plot.at(step.gpus, step.speedup), 6, fill=BLUE), *beside_ends(right + 12, bottom, ends)]
-    return [*body, draggable(grasp(*plot.box(24)), "GPUs", plot.x.grip("gpus"))]
+    ends = {"as fast as one GPU": plot.y.at(1)}
+    for name, values in reversed(speeds.items()):
+        stroke, dash = (BLUE, "") if name == "DDP" else (VERMILLION, "2 3")
+        body.append(plot.curve(zip(numbers, values, strict=True), stroke=stroke, width=2.5, dash=dash))
+        ends[name] = plot.y.at(values[-1])
+        x, y = plot.at(step.gpus, values[step.gpus - 1])
+        body.append(dot(x, y, 6, fill=BLUE) if name == "DDP" else rect(x - 5, y - 5, 10, 10, fill=VERMILLION))
+    if most == MOST_GPUS:
+        ends["linear"] = plot.y.at(most) - 1
+    else:
+        body.append(note(plot.x.at(most) + 8, plot.y.end + 13, "linear"))
+    return [*body, *beside_ends(right + 12, bottom, ends), draggable(grasp(*plot.box(24)), "GPUs", plot.x.grip("gpus"))]

@@ -94,7 +94,7 @@ class Step(Result):
         if len(self.buckets) == 1 and self.exposed < 0.01 * self.work.compute:
             return f"{found}: the only bucket goes round in {duration(self.ring)} after backward"
         if len(self.buckets) == 1:
-            return f"{found}: the only bucket is full when backward ends, and then all GPUs wait for it"
+            return f"{found}: the only bucket is full when backward ends"
         if self.latency > self.ring / 2 and self.exposed > 0.02 * self.work.compute:
             return f"{found}: with so many buckets {percent(self.latency / self.ring)} of the all-reduce is latency"
         if self.ring > backward:
