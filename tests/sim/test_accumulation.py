@@ -9,7 +9,7 @@ import pytest
 import gpulab
 from gpulab.sim.accumulation.controls import Accumulation
 from gpulab.sim.accumulation.model import MOST_STEPS, _toy, simulate, training_bytes
-from gpulab.sim.accumulation.picture import LEFT, RIGHT, ROWS_TOP, STRIP, STRIP_MOST, draw
+from gpulab.sim.accumulation.picture import LEFT, MEMORY, RIGHT, ROWS_TOP, STRIP, STRIP_MOST, draw
 from virtualgpu.pictures import style, svg
 
 from . import hands, states
@@ -68,7 +68,7 @@ class TestByHand:
     def test_tokens_make_every_full_window_of_a_mean_of_means_wrong(self):
         epoch = simulate(**DEFAULT | {"tokens": True, "divide": "window"})
         assert all(window.error > 0 for window in epoch.windows[:3])
-        assert "gradients are up to" in epoch.finding
+        assert "of the weight is misplaced" in epoch.finding
 
     def test_the_sum_over_the_tokens_of_the_window_is_exact(self):
         epoch = simulate(**DEFAULT | {"tokens": True, "divide": "items"})
@@ -236,7 +236,8 @@ class TestPicture:
     def test_the_incomplete_window_differs_by_more_than_colour(self):
         whole = draw(simulate(**DEFAULT | {"samples": 96}))
         broken = draw(simulate(**DEFAULT))
-        assert "".join(broken.body).count("<path") > "".join(whole.body).count("<path")
+        assert "stroke-dasharray" in "".join(broken.body)
+        assert "stroke-dasharray" not in "".join(whole.body)
 
     def test_dropped_samples_are_named(self):
         text = gpulab.sim.accumulation(last="drop").svg()
@@ -256,7 +257,7 @@ class TestStates:
         assert short.windows[-1].uneven == 0
         assert short.finding == "The last update is 1/4 of what it should be: 1 micro-batch, divided by 4"
         assert all(0.01 < window.error == window.uneven < 0.1 for window in unequal.windows[:3])
-        assert "gradients are up to 7.3% off" in unequal.finding
+        assert unequal.finding == "Micro-batches count alike: up to 14% of the weight is misplaced"
         assert exact.worst_error == 0
         assert exact.finding == "Each update is the exact mean gradient of its window"
         assert Accumulation.states[0].values.items() <= DEFAULT.items()  # it opens with it
@@ -294,32 +295,41 @@ class TestTouched:
 
 class TestWeights:
     @pytest.mark.parametrize("values", [state.values for state in Accumulation.states])
-    def test_a_weight_is_as_wide_as_its_share_where_it_is_right_and_what_is_off_is_marked(self, values):
+    def test_a_box_is_as_wide_as_its_share_and_what_is_filled_and_hatched_of_it_is_the_weight(self, values):
         sim = Accumulation(**values)
-        boxes = [box for box in rectangles(sim.picture) if box.y >= ROWS_TOP]
+        boxes = [box for box in rectangles(sim.picture) if ROWS_TOP <= box.y < MEMORY - 15]
+        high = boxes[0].height  # of the first window’s first box: that of a weight which is right
         for window in sim.result.windows:
-            parts = []
             for share, weight in zip(window.shares, window.weights, strict=True):
-                parts += [(share, "none"), (min(share, weight), style.SKY)]
-                parts += [(weight - share, style.ORANGE)] if weight > share + 1e-9 else []
-            parts += [(1 - window.scale, style.ORANGE)] if window.scale < 1 else []
-            here, boxes = boxes[: len(parts)], boxes[len(parts) :]
-            assert [box.fill for box in here] == [fill for _, fill in parts]
-            assert [box.width / (RIGHT - LEFT) for box in here] == pytest.approx([part for part, _ in parts], abs=2e-4)
-            assert (style.ORANGE in {box.fill for box in here}) == (window.error > 0)
+                fills = ["none"] * (weight < share - 1e-9) + [style.SKY] + [style.ORANGE] * (weight > share + 1e-9)
+                here, boxes = boxes[: len(fills)], boxes[len(fills) :]
+                assert [box.fill for box in here] == fills
+                assert [box.width / (RIGHT - LEFT) for box in here] == pytest.approx([share] * len(here), abs=2e-4)
+                area = sum(box.width * box.height for box in here if box.fill != "none")
+                assert area / high / (RIGHT - LEFT) == pytest.approx(weight, abs=3e-3)
         assert not boxes
+
+    def test_a_weight_that_has_no_room_points_beyond_its_row(self):
+        assert "<polygon" in Accumulation(samples=65, batch=64, steps=2, divide="window").svg()
+        assert "<polygon" not in Accumulation().svg()
+
+    def test_misplaced_is_what_some_have_too_much(self):
+        window = Accumulation(tokens=True, divide="window").result.windows[1]
+        much = sum(max(0, weight - share) for share, weight in zip(window.shares, window.weights, strict=True))
+        assert window.misplaced == pytest.approx(much) == pytest.approx(0.136, abs=1e-3)
 
 
 class Box(NamedTuple):
     y: float
     width: float
+    height: float
     fill: str
 
 
 def rectangles(picture):
     still = dataclasses.replace(picture, body=tuple(piece for piece in picture.body if not isinstance(piece, svg.Live)))
     found = ET.fromstring(still.inner()).iter("{http://www.w3.org/2000/svg}rect")
-    return [Box(float(box.get("y")), float(box.get("width")), box.get("fill")) for box in found]
+    return [Box(*(float(box.get(name)) for name in ("y", "width", "height")), box.get("fill")) for box in found]
 
 
 class TestBadValues:

@@ -32,17 +32,17 @@ class Accumulation(Simulator[Epoch]):
         State(
             "A short last window",
             {"divide": "steps", "tokens": False},
-            "Losses are divided by 4; the last window holds one micro-batch: a quarter of an update. Drag the line.",
+            "The last window has one micro-batch, divided by 4 too. Drag the blue dot: when is nothing missing?",
         ),
         State(
             "Unequal lengths",
             {"divide": "window", "tokens": True},
-            "Means of micro-batches weigh alike, however many tokens they hold: full windows are off too.",
+            "Means weigh alike, however many tokens they are of. Drag Micro-batch: do larger ones mend it?",
         ),
         State(
             "Divide by tokens",
             {"divide": "items", "tokens": True},
-            "Sums, divided by the tokens of the whole window: all updates are exact, the last and shortest too.",
+            "Sums, divided by the tokens of the window. Drag any slider: does an update stop being exact?",
         ),
     )
     model = staticmethod(simulate)

@@ -47,6 +47,12 @@ class Window:
         """What the weights ought to be."""
         return tuple(number / sum(self.items) for number in self.items)
 
+    @property
+    def misplaced(self) -> float:
+        """The share of all weight that the wrong micro-batches have."""
+        pairs = zip(self.shares, self.weights, strict=True)
+        return round(math.fsum(max(0.0, share - weight / self.scale) for share, weight in pairs), 12)
+
 
 @dataclass(frozen=True)
 class Epoch(Result):
@@ -98,8 +104,9 @@ class Epoch(Result):
             why = "" if uneven else f": {count(there, 'micro-batch')}, divided by {steps}"
             found.append(f"the last update is {there}/{steps} of what it should be{why}")
         if self.tokens and uneven:
-            why = "" if found else "micro-batches count alike, however many tokens they hold: "
-            found.append(f"{why}gradients are up to {percent(uneven)} off")
+            misplaced = percent(max(window.misplaced for window in self.windows))
+            why = "" if found else "micro-batches count alike: "
+            found.append(f"{why}up to {misplaced} of the weight is misplaced")
         elif uneven:
             off = "" if last.scale < 1 else f"the last gradient is {percent(uneven)} off: "
             found.append(f"{off}its short micro-batch counts as a full one")
@@ -119,6 +126,7 @@ class Epoch(Result):
             ("updates per epoch", str(len(self.windows)), ""),
             ("samples not used", str(self.dropped_samples), ""),
             ("scale of the last update", f"{self.windows[-1].scale:.3g}", ""),
+            ("weight misplaced, at most", percent(max(window.misplaced for window in self.windows)), ""),
             (f"{error}, worst", percent(self.worst_error), VIRTUAL),
             ("memory, one micro-batch at a time", size(self.micro_batch_bytes), RECORDED),
             ("memory, effective batch at once", size(self.whole_batch_bytes), RECORDED),
