@@ -34,18 +34,18 @@ class Pipeline(Simulator[Feed]):
     states = (
         State(
             "No workers",
-            {"workers": 0, "pinned": False, "non_blocking": False, "side": False},
-            "One process loads, copies and launches, one after the other. What would you change first? Flip a switch.",
+            {"workers": 0, "pinned": False, "non_blocking": False, "side": False, "moment": 45},
+            "One process loads, copies and launches, one after the other. Flip a switch: which one helps most?",
         ),
         State(
             "Three workers",
-            {"workers": 3, "pinned": False, "non_blocking": False, "side": False},
-            "Batches are ready all the time, and the GPU still waits: drag the dot to 8 workers. What is in its way?",
+            {"workers": 3, "pinned": False, "non_blocking": False, "side": False, "moment": 35},
+            "Batches are ready, and the GPU still waits. Drag the dot to 8 workers: does it help? What does?",
         ),
         State(
             "Copies beside it",
-            {"workers": 3, "pinned": True, "non_blocking": True, "side": True},
-            "Pinned memory, a stream of their own: copies pass beside computing. Which switch could you do without?",
+            {"workers": 3, "pinned": True, "non_blocking": True, "side": True, "moment": 46},
+            "Copies pass beside computing, in a stream of their own. Flip switches: which one could you do without?",
         ),
     )
     model = staticmethod(simulate)

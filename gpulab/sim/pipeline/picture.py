@@ -3,84 +3,100 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 
 from virtualgpu.clock.clock import Span
-from virtualgpu.pictures.style import BLUE, EDGE, GREEN, INK, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, Picture, dot, line, rect, text
+from virtualgpu.pictures.style import BLUE, EDGE, GREEN, INK, MUTED, ON, ORANGE, PAPER, PURPLE, RULE, SKY
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, length, line, rect, text
 
-from ..base.lanes import Axis, Stretch, blocks, cursor, inside, playhead, round_step, veil
-from ..base.scene import END, Plot, Scale, keys, note, picture, small
+from ..base.lanes import Axis, Stretch, blocks, cursor, playhead, round_step
+from ..base.scene import END, Plot, Scale, fitted, keys, note, picture, small
 from ..base.touch import clickable, draggable, grasp
 from ..base.words import count, duration, percent
 from .model import BATCHES, EPOCHS, MOST_WORKERS, Run, Work
 from .result import FRAMES, Change, Feed, doing
 
 LEFT, RIGHT = 150.0, 746.0
-TOP, LOW = 24.0, 222.0  # of the lanes
-BELOW = 304.0
-MAIN = {
-    "starts workers": BLUE,
-    "loads": SKY,
-    "waits for a batch": VERMILLION,
-    "waits for a copy": YELLOW,
-    "waits for the GPU": YELLOW,
+TOP, LOW = 46.0, 236.0  # of the lanes
+BELOW = 300.0
+WAITS = ("waits for a batch", "waits for a copy", "waits for the GPU")
+# What is done: its fill, and the words in it; without words the number of the batch.
+LOOKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "starts workers": (RULE, ("starts",)),
+    **dict.fromkeys(("loads", "worker"), (SKY, ())),
+    **dict.fromkeys(WAITS, (ORANGE, ("waits",))),
+    **dict.fromkeys(("pin", "to GPU"), (PURPLE, ())),
+    "kernels": (GREEN, ()),
 }
+ROOM = 18.0  # for a number of two digits
 
 
 def draw(feed: Feed) -> Picture:
     """Two short epochs over time; a step over the workers; what each choice does."""
     axis = Axis(LEFT, RIGHT, feed.run.end)
     bars, words = _lanes(feed.work, feed.run)
-    now = [veil(axis, feed.moment, TOP - 4, LOW), cursor(axis, feed.moment, TOP - 6, LOW)]
-    lanes = [*axis.draw(TOP - 6, LOW), *bars, *now, *words, *_first_waits(feed, axis), *_labels(feed, axis)]
+    lanes = [*axis.draw(TOP - 6, LOW), *bars, *_followed(feed, axis), cursor(axis, feed.moment, TOP - 6, LOW)]
+    for x, y, name, ink in words:
+        if abs(x - axis.x(feed.moment)) > length(name, SMALL) / 2 + 2:  # the line goes through no word
+            lanes.append(small(x, y, name, anchor="middle", fill=ink))
+    lanes += [*_first_waits(feed, axis), *_labels(feed, axis)]
     grip = playhead(axis, axis.seconds, TOP - 12, LOW, last=FRAMES)
-    return picture(feed, BELOW + 152, lanes, _keys(feed), _over_workers(feed), _buys(feed), [grip])
+    return picture(feed, BELOW + 150, lanes, _keys(feed), _over_workers(feed), _buys(feed), [grip])
 
 
 def _rooms(work: Work) -> dict[str, tuple[float, float]]:
     """From where down and how high each lane is."""
     if not work.workers:
-        return {"main": (TOP, 62), "copies": (TOP + 70, 36), "gpu": (TOP + 114, 80)}
-    pins = {"pin": (TOP + 88, 16.0)} if work.pinned else {}
-    high = 76.0 - 22 * len(pins)
-    return {"workers": (TOP, high), "main": (TOP + high + 6, 24.0)} | pins | {"copies": (134, 18), "gpu": (158, 60)}
+        return {"main": (TOP, 64), "copies": (TOP + 74, 10), "gpu": (TOP + 94, 96)}
+    pins = {"pin": (TOP + 95, 10.0)} if work.pinned else {}
+    high = 80.0 - 18 * len(pins)
+    return {"workers": (TOP, high), "main": (TOP + high + 4, 22.0)} | pins | {"copies": (159, 10), "gpu": (176, 60)}
+
+
+def _place(work: Work, span: Span) -> tuple[float, float]:
+    """From where down and how high it is in its lane."""
+    rooms = _rooms(work)
+    if span.where == "worker":
+        top, high = rooms["workers"]
+        each = high / work.workers
+        return top + span.stream * each, min(each - 1.5, 24)
+    return rooms.get({"to GPU": "copies", "kernels": "gpu"}.get(span.where, span.where), rooms["main"])
 
 
 @lru_cache(maxsize=4)
-def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The bars, and the words over them. They stay while the moment moves."""
+def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[tuple[float, float, str, str], ...]]:
+    """The bars, and the words over them: their middle, base line, and ink. They stay while the moment moves."""
     axis, rooms = Axis(LEFT, RIGHT, done.end), _rooms(work)
-    bars: list[str] = []
-    words: list[str] = []
-
-    def lane(spans: Iterable[Span], top: float, high: float, fill: str, *names: str, hatched: bool = False) -> None:
-        here = list(spans)
-        bars.append(blocks(axis, map(_stretch, here), top, high, fill=fill, stroke=EDGE, hatched=hatched))
-        if high >= 14:
-            for span in here:
-                labels = names or (str(int(span.name) + 1),)
-                words.append(inside(axis, _stretch(span), labels, top + high / 2 + 5))
-
-    for top, high in rooms.values():
-        bars.append(rect(LEFT, top, RIGHT - LEFT, high, stroke=RULE))
-    bars.append(rect(LEFT, rooms["gpu"][0], RIGHT - LEFT, rooms["gpu"][1], fill=VERMILLION, opacity=0.2))
-    for worker in range(work.workers):
-        top, high = rooms["workers"]
-        each = high / work.workers
-        high = min(each - 1.5, 24)
-        lane((s for s in done.spans if (s.where, s.stream) == ("worker", worker)), top + worker * each, high, SKY)
-    for what, fill in MAIN.items():
-        names = {"starts workers": ("starts workers", "starts"), "loads": ()}.get(what, ("waits",))
-        lane((s for s in done.spans if doing(s) == what), *rooms["main"], fill, *names, hatched=fill == VERMILLION)
-    for where, room, fill in (("pin", "pin", ORANGE), ("to GPU", "copies", PURPLE), ("kernels", "gpu", GREEN)):
-        lane((s for s in done.spans if s.where == where), *rooms.get(room, rooms["main"]), fill)
+    bars = [rect(LEFT, top, RIGHT - LEFT, high, stroke=RULE) for top, high in rooms.values()]
+    bars.append(rect(LEFT, rooms["gpu"][0], RIGHT - LEFT, rooms["gpu"][1], fill=RULE, opacity=0.4))
+    words: list[tuple[float, float, str, str]] = []
+    found: dict[tuple[str, tuple[float, float]], list[Span]] = {}
+    for span in done.spans:
+        found.setdefault((doing(span) or span.where, _place(work, span)), []).append(span)
+    for (what, (top, high)), spans in found.items():
+        fill, names = LOOKS[what]
+        bars.append(blocks(axis, map(_stretch, spans), top, high, fill=fill, stroke=EDGE))
+        numbered = high >= 14 and min(axis.seen(span.seconds) for span in spans) >= ROOM
+        for span in spans:
+            fit = [name for name in names if length(name, SMALL) + 6 < axis.seen(span.seconds)]
+            fit += [str(int(span.name) + 1)] if numbered and not names else []
+            middle, ink = axis.x(span.start + span.seconds / 2), INK if fill == RULE else ON
+            words += [(middle, top + high / 2 + 5, name, ink) for name in fit[:1]]
     return tuple(bars), tuple(words)
 
 
 def _stretch(span: Span) -> Stretch:
     return span.start, span.start + span.seconds
+
+
+def _followed(feed: Feed, axis: Axis) -> list[str]:
+    """A frame around all that is done with the batch that the GPU computes at the moment, or will compute next."""
+    body = []
+    for span in feed.run.spans:
+        if span.name == str(feed.followed):
+            top, high = _place(feed.work, span)
+            body.append(rect(axis.x(span.start), top, axis.seen(span.seconds), high, stroke=INK, edge=2))
+    return body
 
 
 def _first_waits(feed: Feed, axis: Axis) -> list[str]:
@@ -90,15 +106,15 @@ def _first_waits(feed: Feed, axis: Axis) -> list[str]:
         since, idle = feed.run.computed[epoch * BATCHES - 1] if epoch else 0.0, feed.idle(epoch)
         if idle > feed.work.compute:
             names = (f"idle {duration(idle)} until the first batch is there", f"idle {duration(idle)}")
-            found.append(inside(axis, (since, since + idle), names, top + high / 2 + 5))
+            found.append(fitted(axis.x(since), axis.seen(idle), top + high / 2 + 5, *names))
     return found
 
 
 def _labels(feed: Feed, axis: Axis) -> list[str]:
     work, second = feed.work, axis.x(feed.run.begun[1])
     body = [
-        note(END, TOP - 11, "busy", anchor="end"),
-        note(END, TOP + 6, "once running", anchor="end"),
+        text(MARGIN, 13, "Two short epochs", weight="bold"),
+        note(END, 13, "busy after the first batch", anchor="end"),
         line(second, TOP - 6, second, LOW, stroke=INK, dash="3 3"),
         note(LEFT, LOW + 16, "epoch 1"),
         note(second, LOW + 16, "epoch 2"),
@@ -121,14 +137,11 @@ def _labels(feed: Feed, axis: Axis) -> list[str]:
 def _keys(feed: Feed) -> list[str]:
     """What happens at the moment, and what the colours stand for."""
     moment = duration(feed.moment) if feed.moment else 0
-    done = set(map(doing, feed.run.spans))
-    there = {fill: what for what, fill in MAIN.items() if what == "loads" or what in done}
-    there |= {ORANGE: "pins"} if feed.work.pinned else {}
-    there |= {YELLOW: "waits for a copy or the GPU"} if YELLOW in there else {}
-    entries = [(what, fill, fill == VERMILLION) for fill, what in there.items()]
-    idle = rect(MARGIN, LOW + 46, 16, 12, fill=VERMILLION, stroke=INK, opacity=0.2)
-    told = small(MARGIN, LOW + 36, f"at {moment}: {feed.now}")
-    return [told, idle, note(MARGIN + 22, LOW + 57, "idle"), *keys(MARGIN + 62, LOW + 57, *entries)]
+    body = [small(MARGIN, LOW + 38, f"at {moment}: {feed.now}")]
+    if feed.followed is not None:
+        body += [rect(180, 2, 16, 12, stroke=INK, edge=2), note(202, 13, f"batch {feed.followed + 1} on its way")]
+    other = [("starts workers", RULE)] if feed.work.workers else [("pins", PURPLE)] if feed.work.pinned else []
+    return [*body, *keys(354, 13, ("loads", SKY), ("waits", ORANGE), *other)]
 
 
 def _over_workers(feed: Feed) -> list[str]:
@@ -146,7 +159,7 @@ def _over_workers(feed: Feed) -> list[str]:
     ]
     for n, step in enumerate(feed.by_workers):
         (x, y), here = plot.at(n, step), n == feed.work.workers
-        body.append(dot(x, y, 7 if here else 4, fill=VERMILLION if here else INK))
+        body.append(dot(x, y, 7 if here else 4, fill=BLUE if here else INK))
         body.append(small(x, low + 18, str(n), anchor="middle", weight="bold" if here else ""))
     under = floor + 16 if floor < low - 20 else floor - 10
     body.append(small(right, under, f"GPU alone {duration(alone)}", anchor="end", halo=True))
@@ -160,20 +173,20 @@ def _buys(feed: Feed) -> list[str]:
     body = [text(left, BELOW, "What would help?", weight="bold")]
     body.append(note(END, BELOW, f"a step of {duration(feed.step)}, each alone (virtual)", anchor="end"))
     for row, change in enumerate(feed.changes):
-        base, nothing, words = BELOW + 25 + row * 22, change.nothing(feed.step), change.words(feed.step)
-        helps = change.seconds < 0 and not nothing
-        weight, fill = "bold" if helps else "", RULE if nothing else GREEN if helps else VERMILLION
+        base, words = BELOW + 25 + row * 22, change.words(feed.step)
+        weight = "" if change.nothing(feed.step) else "bold"
         drawn = rect(left - 6, base - 16, END - left + 12, 22, fill=PAPER)
-        drawn += _switch(left, base - 5, change, getattr(feed.work, change.control), fill)
-        drawn += text(left + 34, base, change.name, weight=weight) + text(END, base, words, anchor="end", weight=weight)
+        drawn += _switch(left, base - 5, change, getattr(feed.work, change.control))
+        drawn += text(left + 34, base, change.name, weight=weight)
+        drawn += text(END, base, words, anchor="end", weight=weight, fill=INK if weight else MUTED)
         body.append(clickable(drawn, f"{change.name}: {words}", **{change.control: change.other}))
     return body
 
 
-def _switch(x: float, y: float, change: Change, now: int, fill: str) -> str:
+def _switch(x: float, y: float, change: Change, now: int) -> str:
     """A switch with its knob to the left or, if on, to the right; what is a number has a step."""
     if not isinstance(change.other, bool):
         sign = "+" if change.other > now else "−"
         return rect(x + 6, y - 8, 16, 16, stroke=INK, radius=3) + text(x + 14, y + 5, sign, anchor="middle")
-    knob = dot(x + (20 if change.on else 8), y, 5, fill=INK if change.on else PAPER, stroke=INK)
-    return rect(x, y - 8, 28, 16, fill=fill if change.on else PAPER, stroke=INK, radius=8) + knob
+    knob = dot(x + (20 if change.on else 8), y, 5, fill=PAPER, stroke=INK)
+    return rect(x, y - 8, 28, 16, fill=BLUE if change.on else PAPER, stroke=INK, radius=8) + knob

@@ -34,9 +34,9 @@ class Change(NamedTuple):
 
     def words(self, step: float) -> str:
         if self.nothing(step):
-            return "saves nothing" if self.on else "would save nothing"
+            return "on, saves nothing" if self.on else "would save nothing"
         verb = "save" if self.seconds < 0 else "cost"
-        verb = f"{verb}s" if self.on else f"would {verb}"
+        verb = f"on, {verb}s" if self.on else f"would {verb}"
         return f"{verb} {duration(abs(self.seconds))}" + ("/epoch" if self.per == "epoch" else "")
 
 
@@ -88,6 +88,11 @@ class Feed(Result):
         return f"no gain from {count(self.enough, 'worker')} on" if self.enough else "no gain from any worker"
 
     @property
+    def followed(self) -> int | None:
+        """The batch that the GPU computes at the moment, or next; None when it has computed all."""
+        return next((number for number, end in enumerate(self.run.computed) if end > self.moment), None)
+
+    @property
     def now(self) -> str:
         """What goes on at the moment."""
         at = self.moment
@@ -106,12 +111,11 @@ class Feed(Result):
         found = f"The GPU computes {percent(self.computing)} of the time"
         if self.computing >= 0.97:
             spare = f"; {count(self.enough, 'worker')} would do" if self.enough < workers else ""
-            beside = "copies run beside the work, and " if work.side else ""
             again = " until the next epoch" if self.idle(1) >= 0.01 * self.step else ""
-            return f"After a start of {duration(self.idle(0))} {beside}the GPU soon hardly waits{again}{spare}"
+            return f"After {duration(self.idle(0))} the GPU is fed almost without a gap{again}{spare}"
         if not workers:
-            then = ", then copies it" if self.copying > 0.05 else ""
-            return f"{found}: the main process loads a batch{then}, and the GPU waits"
+            then = " and for copies" if self.copying > 0.05 else ""
+            return f"{found}: it waits for loading{then}"
         if self.loading > 0.97:
             each = "1 worker brings" if workers == 1 else f"{workers} workers bring"
             return f"{found}: {each} a batch every {step}, and it needs one every {duration(work.compute)}"
@@ -120,7 +124,7 @@ class Feed(Result):
         if self.copying > 0.97:
             return f"{found}: a copy takes {duration(work.copy)}, longer than all else; more workers do not help"
         if not work.side and self.computing + self.copying > 0.97:
-            return f"{found}: it stands still during each copy of {duration(work.copy)}, and more workers do not help"
+            return f"{found}: it stands still during copies of {duration(work.copy)}"
         more = min(self.changes[:2], key=lambda change: change.seconds)  # workers, or batches for each
         if more.seconds < -LEAST * self.step:
             saved = f"{more.name} would save {duration(-more.seconds)}"
