@@ -1,6 +1,7 @@
 import json
 import math
 import re
+import xml.etree.ElementTree as ET
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,9 @@ from gpulab.sim.architecture.model import (
     limits,
     limits_of,
 )
+from gpulab.sim.architecture.picture import CHART_BOTTOM, CHART_TOP
 from virtualgpu.gpus.specs import SHOWN
+from virtualgpu.pictures.style import SKY
 
 from .page import Page
 
@@ -79,7 +82,7 @@ class TestByHand:
     def test_four_sms_of_32_lanes_are_128(self):
         assert (kernel().all_lanes, kernel().rows_of_lanes) == (128, 1)
         assert "4 SMs × 32 lanes: 32 of 128 at work" in Architecture().svg()
-        assert "lane (“CUDA core”) at work" in Architecture().svg()
+        assert "a lane (“CUDA core”), filled while it works" in Architecture().svg()
 
     def test_2100_elements_need_a_third_wave_for_one_block(self):
         seen = kernel()
@@ -89,7 +92,7 @@ class TestByHand:
         assert [(wave.start, wave.clocks) for wave in seen.waves] == [(0, 32), (32, 32), (64, 32)]
         assert seen.busy == pytest.approx(2100 * 4 / (128 * 96))
         assert [wave.busy for wave in seen.waves] == pytest.approx([1, 1, 52 / 1024])
-        assert "busy 68% of the time: the last wave of blocks leaves 3 of 4 SMs without work" in seen.finding
+        assert "busy 68% of the time: the last wave leaves 3 of 4 SMs idle" in seen.finding
 
     def test_52_elements_less_are_a_third_faster(self):
         seen = kernel(elements=2048)
@@ -117,7 +120,7 @@ class TestByHand:
         seen = kernel(room=4, elements=2048)
         assert (seen.resident, seen.needed, seen.hidden) == (4, 8, 0.5)
         assert seen.busy == pytest.approx(0.5)
-        assert "4 warps on an SM are too few" in seen.finding
+        assert "4 warps on an SM cannot hide" in seen.finding
 
     def test_more_warps_than_needed_wait_for_their_turn(self):
         seen = kernel(room=16, elements=2048, frame=13)
@@ -134,7 +137,7 @@ class TestByHand:
 
     def test_a_tensor_of_a_few_blocks_leaves_sms_without_work(self):
         seen = kernel(gpu="T4", sms=40, lanes=64, frame=13)
-        assert "the only wave of blocks leaves 7 of 40 SMs without work" in seen.finding
+        assert "the only wave leaves 7 of 40 SMs idle" in seen.finding
         assert [seen.blocks_on(sm) for sm in (0, 32, 33, 39)] == [1, 1, 0, 0]
 
     def test_a_short_last_wave_of_many_warps_is_faster(self):
@@ -249,10 +252,10 @@ class TestSimulator:
         assert sim.result == Kernel(TOY, 4, 32, 64, 8, 7, 2100, 80)
         assert sim.values.items() >= Architecture.states[0].values.items()
         # what the headline says is on the screen: SMs without work, and a warp on the only other one
-        assert sim.picture.title.endswith("leaves 3 of 4 SMs without work")
+        assert sim.picture.title.endswith("leaves 3 of 4 SMs idle")
         assert sim.svg().count("no block, no work") == 3
-        assert "room for 6 more warps" in sim.svg()
-        assert "1 issuing" in sim.svg()
+        assert "room for 6 more" in sim.svg()
+        assert "1 on the lanes" in sim.svg()
         assert "1 waiting" in sim.svg()
 
     def test_a_preset_holds_its_own_numbers_and_gives_the_others_back(self):
@@ -272,14 +275,14 @@ class TestSimulator:
 
     def test_every_lane_is_drawn_where_there_is_room(self):
         few, many = Architecture().svg(), Architecture(gpu="H100").svg()
-        assert "idle lane" in few
-        assert "share of lanes at work" in many
+        assert "a mark is a lane" in few
+        assert "the share of its lanes at work" in many
         assert len(many) < 60_000
 
     def test_warps_differ_by_more_than_colour(self):
         sim = Architecture(room=16, frame=13)
         assert {warp.state for warp in sim.result.warps_on(0)} == {"issuing", "waiting", "ready"}
-        assert sim.svg().count("ready") == 1
+        assert sim.svg().count(" ready<") == 2  # of those that wait, full means ready
         # the mark within a ready warp's box
         assert "h6v4h-6z" in sim.svg()
 
@@ -301,11 +304,11 @@ class TestTouch:
         assert (full.busy, full.clocks) == (1, 64)
         assert "every wave is full" in full.finding
         assert (tail.waves[-1].blocks, tail.clocks) == (1, 96)
-        assert "leaves 3 of 4 SMs without work" in tail.finding
+        assert "leaves 3 of 4 SMs idle" in tail.finding
         assert few.busy == few.hidden == 0.25
-        assert "8 warps on an SM are too few to hide the wait" in few.finding
+        assert "8 warps on an SM cannot hide the wait" in few.finding
         assert sum(map(sum, few.working)) == few.busy * few.all_lanes  # the moment is like the average
-        assert "8 warps; 32 would hide the wait" in Architecture(**Architecture.states[2].values).svg()
+        assert "8 warps, 32 would hide the wait" in Architecture(**Architecture.states[2].values).svg()
 
     @pytest.mark.parametrize("gpu", [TOY, "T4", "B200"])
     def test_a_click_on_an_sm_shows_its_warps(self, gpu):
@@ -341,10 +344,21 @@ class TestTouch:
         assert high == last
         assert round(low + (drawn - start) / (end - start) * (high - low)) == sim.values["frame"]
 
+    def test_the_states_show_the_clock_of_the_slider(self):
+        for state in Architecture.states:
+            assert Architecture(**state.values).result.clock == state.values["frame"]
+
+    def test_the_strip_counts_the_lanes_of_sms_without_a_block_as_the_map_does(self):
+        root = ET.fromstring(Architecture().picture.inner())
+        levels = [
+            rect for rect in root.iter() if rect.get("fill") == SKY and rect.get("y") and rect.tag.endswith("rect")
+        ]
+        assert float(levels[-1].get("height")) / (CHART_BOTTOM - CHART_TOP) == pytest.approx(32 / 128)
+
     def test_the_parts_of_a_warps_turn_are_explained(self):
         svg = Architecture(frame=13).svg()
-        assert "1 issuing: on the lanes now" in svg
-        assert "7 waiting: the level shows how far, of 7 clocks" in svg
+        assert "1 on the lanes" in svg
+        assert "7 waiting 7 clocks: full means ready" in svg
         assert "wave 3: 1 block in 16 places" in svg
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from virtualgpu.gpus.specs import SHOWN
 
 from ..base.simulator import Choice, Play, Simulator, Slider, State
-from .model import MOST_LANES, MOST_ROOM, MOST_SMS, MOST_WAVES, TOY, WARP, Kernel, limits
+from .model import FRAMES, MOST_LANES, MOST_ROOM, MOST_SMS, MOST_WAVES, TOY, WARP, Kernel, limits
 from .picture import draw
 
 
@@ -28,7 +28,7 @@ class Architecture(Simulator[Kernel]):
         Slider("room", "Room for warps in an SM", 1, MOST_ROOM[0], 8),
         Slider("wait", "A warp waits", 0, 500, 7, unit="clocks", log=True),
         Slider("elements", "Tensor elements", 1, MOST_WAVES * MOST_ROOM[0] * WARP * MOST_SMS, 2100, log=True),
-        Play("frame", "Time", 0, 240, 80),
+        Play("frame", "Time", 0, FRAMES - 1, 80),
         Slider("look", "SM seen close up", 1, MOST_SMS, 1),
     )
     primary = ("elements", "wait", "frame")
@@ -36,17 +36,17 @@ class Architecture(Simulator[Kernel]):
         State(
             "A last wave",
             {"elements": 2100, "wait": 7, "room": 8, "frame": 80},
-            "33 blocks for 16 places: a third of the time goes to a last wave of one block, and three SMs are idle.",
+            "One block is left for a third wave. Drag Tensor elements: with how many do two waves do?",
         ),
         State(
             "All at work",
             {"elements": 2048, "wait": 7, "room": 8, "frame": 13},
-            "52 elements fewer save a third of the time. While seven warps wait, the eighth issues: eight are enough.",
+            "While seven warps wait, the eighth is on the lanes. Drag “A warp waits”: when are eight too few?",
         ),
         State(
             "Too few warps",
-            {"elements": 2048, "wait": 31, "room": 8, "frame": 33},
-            "Memory is far away: with a wait of 31 clocks and eight warps the lanes stand still most of the time.",
+            {"elements": 2048, "wait": 31, "room": 8, "frame": 35},
+            "Eight warps, a wait of 31 clocks. Drag Room for warps in More settings: how many hide it?",
         ),
     )
     model = Kernel

@@ -22,7 +22,7 @@ INSTRUCTIONS = 4  # of every thread, one after another
 MOST_WAVES = 32
 MOST_SMS, MOST_LANES = max(gpu.sms for gpu in SHOWN.values()), 4 * WARP
 GOLDEN = 0.618034  # spreads the SMs over a round
-FRAMES = 241  # of Play; a kernel of more clocks is shown at this many of them
+FRAMES = 257  # of Play; a kernel of more clocks is shown at this many of them
 TOY = "toy"
 VIRTUAL = "virtual: toy kernel"
 # What an SM has room for: resident warps and blocks (CUDA programming guide, technical specifications per compute
@@ -207,12 +207,12 @@ class Kernel(Result):
         if worst == full:
             return f"{found}: blocks of {self.threads} threads leave part of their warps’ lanes empty"
         if worst == self.hidden and self.resident < self.needed:
-            return f"{found}: {count(self.resident, 'warp')} on an SM are too few to hide the wait for memory"
+            return f"{found}: {count(self.resident, 'warp')} on an SM cannot hide the wait"
         if last.blocks == self.places:
             return f"{found}, in {count(len(self.waves), 'full wave')} of blocks"
         wave = "last wave" if len(self.waves) > 1 else "only wave"
         if last.blocks < self.sms:
-            return f"{found}: the {wave} of blocks leaves {self.sms - last.blocks} of {self.sms} SMs without work"
+            return f"{found}: the {wave} leaves {self.sms - last.blocks} of {self.sms} SMs idle"
         return f"{found}: the {wave} of blocks fills {percent(last.resident)} of the GPU"
 
     def rows(self) -> list[Row]:
