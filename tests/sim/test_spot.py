@@ -1,3 +1,4 @@
+import itertools
 import math
 import random
 import re
@@ -6,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from gpulab.sim.base.scene import Scale
 from gpulab.sim.base.simulator import Slider
 from gpulab.sim.spot.controls import Spot
 from gpulab.sim.spot.model import AT_ONCE, Plan, best_interval, retried, young
-from gpulab.sim.spot.picture import draw
+from gpulab.sim.spot.picture import BOTTOM, TOP, _columns, draw
 from gpulab.sim.spot.result import LONGEST_INTERVAL, money, simulate, span
 from virtualgpu.pictures import svg
 
@@ -131,17 +133,11 @@ class TestPublished:
 class TestFindings:
     def test_the_default_makes_the_point(self):
         sim = Spot()
-        assert sim.result.finding == (
-            "With a checkpoint every 4 h, 100 h of work take 34% longer;"
-            " at the best interval, 44 min, they take 12% longer"
-        )
+        assert sim.result.finding == "Saved every 4 h, 100 h of work take 34% longer; every 44 min, 12% longer"
         assert sim.picture.title == sim.result.finding
 
     def test_at_the_formula(self):
-        assert at(interval=44).finding == (
-            "With a checkpoint every 44 min, 100 h of work take 12% longer, near the least;"
-            " it costs 61% less than on demand"
-        )
+        assert at(interval=44).finding == ("100 h of work take 12% longer, about the least: 61% cheaper than on demand")
 
     def test_twice_or_half_the_best_costs_little(self):
         best = at(interval=44).hours
@@ -150,20 +146,21 @@ class TestFindings:
 
     def test_too_often(self):
         finding = at(interval=2).finding
-        assert finding.startswith("With a checkpoint every 2 min, 100 h of work take 105% longer; at the best interval")
+        assert finding.startswith("Saved every 2 min, 100 h of work take 105% longer; every 44 min")
 
     def test_spot_that_is_no_cheaper(self):
         assert "more than on demand" in at(interval=44, discount=5).finding
 
     def test_where_the_formula_is_no_longer_near(self):
         run = at(checkpoint=1800, between=1, restart=0, interval=10)
-        assert "the best is √" not in draw(run).text()
-        assert "the best is √(2 × writing a checkpoint × interrupted every)" in draw(at(interval=44)).text()
+        assert "best: 42 min, +231%" in draw(run).text()
+        assert "the best ≈ √(2 × 2 min × 8 h)" in draw(at(interval=44)).text()
+        assert "best: 44 min ≈ √(2 × 2 min × 8 h), +12%" in draw(at(interval=240)).text()
         assert "every 42 min (best)" in draw(run).text()
 
     def test_never(self):
         run = at(interval=720, between=1)
-        assert "100 h of work never end; at the best interval" in run.finding
+        assert "100 h of work never end; every 15 min" in run.finding
         assert "never done" in "".join(draw(run).body)
 
 
@@ -230,7 +227,7 @@ class TestTouch:
         rarely, often, best = (at(**state.values) for state in Spot.states)
         assert "every 4 h, 100 h of work take 34% longer" in rarely.finding
         assert "every 5 min, 100 h of work take 44% longer" in often.finding
-        assert "near the least" in best.finding
+        assert "about the least" in best.finding
         assert best.hours < min(rarely.hours, often.hours) - 15
         writing, _, lost = best.plan.extra(best.interval)
         assert rarely.plan.extra(rarely.interval)[2] > 5 * lost
@@ -242,20 +239,20 @@ class TestTouch:
         start, end, low, high = (float(known[name]) for name in ("from", "to", "low", "high"))
         assert (low, high, known["log"], known["axis"]) == (1, LONGEST_INTERVAL, "1", "x")
         for interval in (1, 44, 240, 720):
-            drawn = re.findall(r'<line x1="([\d.]+)"[^>]*stroke-width="3"', Spot(interval=interval).picture.inner())[0]
+            drawn = re.findall(r'<line x1="([\d.]+)"[^>]*stroke-width="2"', Spot(interval=interval).picture.inner())[0]
             share = (float(drawn) - start) / (end - start)
             assert low * (high / low) ** share == pytest.approx(interval, rel=0.002)
 
-    def test_at_the_best_there_is_one_label_and_one_bar_on_spot(self):
+    def test_at_the_best_there_is_one_label_and_each_bar_says_what_it_comes_from(self):
         words = Spot(interval=44).svg()
-        assert "every 44 min, the best: +12%" in words
+        assert "every 44 min, the best ≈" in words
         assert "best: 44 min" not in words
-        assert words.count("spot, every") == 1
+        assert words.count("= 112 h × $4.20") == words.count("spot, every") == 2
 
     @pytest.mark.parametrize("interval", [1, 20, 30, 40, 50, 90, 240, 720])
     def test_the_line_does_not_go_through_the_label_of_the_best(self, interval):
         inner = Spot(interval=interval).picture.inner()
-        line = float(re.findall(r'<line x1="([\d.]+)"[^>]*stroke-width="3"', inner)[0])
+        line = float(re.findall(r'<line x1="([\d.]+)"[^>]*stroke-width="2"', inner)[0])
         middle, words = re.findall(r'<text x="([\d.]+)"[^>]*>(best: [^<]*)<', inner)[0]
         assert abs(float(middle) - line) > svg.length(words, svg.SMALL) / 2
 
@@ -268,7 +265,7 @@ class TestTouch:
         assert f"every {span(run.advised)} (best)" in page.view["svg"]
         (minutes,) = re.findall(r'data-set=\'{"interval": (\d+)}', page.view["svg"])
         page.ask(interval=int(minutes))
-        assert "near the least" in page.view["headline"]
+        assert "about the least" in page.view["headline"]
 
     @whole_range
     def test_what_is_advised_is_as_good_as_the_best(self, values):
@@ -314,7 +311,16 @@ class TestForm:
         sim = Spot()
         sim.set(interval=44)
         assert sim.result.interval == pytest.approx(44 / 60)
-        assert "near the least" in sim.picture.title
+        assert "about the least" in sim.picture.title
+
+    @pytest.mark.parametrize("values", [{}, {"work": 500, "between": 2}, {"checkpoint": 1800, "between": 1}])
+    def test_the_curve_leaves_the_plot_where_it_is_cut_and_goes_through_the_best(self, values):
+        run = Spot(**values).result
+        share = Scale(BOTTOM, TOP, 0, 0.5)
+        columns = _columns(run.plan, share)
+        assert all((a[4] - TOP) * (b[4] - TOP) > -1e-6 for a, b in itertools.pairwise(columns))
+        best = max(columns, key=lambda column: column[4])
+        assert (BOTTOM - best[4]) / (BOTTOM - TOP) * 0.5 == pytest.approx(run.best_hours / run.plan.work - 1, rel=0.01)
 
     def test_lost_work_differs_by_more_than_colour(self):
         assert 'stroke-width="0.8"' in Spot().svg()

@@ -61,8 +61,7 @@ class Lane(NamedTuple):
     words: tuple[str, ...] = ()
 
     def draw(self, axis: Axis) -> str:
-        x, wide = axis.x(self.begin), axis.seen(self.end - self.begin)
-        return bar(x, self.top, wide, HIGH, fill=self.fill)
+        return bar(axis.x(self.begin), self.top, axis.seen(self.end - self.begin), HIGH, fill=self.fill)
 
     def named(self, axis: Axis, now: float) -> str:
         """Its words, in all of it or in the longer part to one side of the moment, whose line goes through no word."""

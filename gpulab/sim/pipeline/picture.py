@@ -9,7 +9,7 @@ from virtualgpu.clock.clock import Span
 from virtualgpu.pictures.style import BLUE, EDGE, GREEN, INK, MUTED, ON, ORANGE, PAPER, PURPLE, RULE, SKY
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, length, line, rect, text
 
-from ..base.lanes import Axis, Stretch, blocks, cursor, playhead, round_step
+from ..base.lanes import Axis, blocks, cursor, playhead, round_step
 from ..base.scene import END, Plot, Scale, fitted, keys, note, picture, small
 from ..base.touch import clickable, draggable, grasp
 from ..base.words import count, duration, percent
@@ -75,7 +75,8 @@ def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[tuple[float, f
         found.setdefault((doing(span) or span.where, _place(work, span)), []).append(span)
     for (what, (top, high)), spans in found.items():
         fill, names = LOOKS[what]
-        bars.append(blocks(axis, map(_stretch, spans), top, high, fill=fill, stroke=EDGE))
+        times = ((span.start, span.start + span.seconds) for span in spans)
+        bars.append(blocks(axis, times, top, high, fill=fill, stroke=EDGE))
         numbered = high >= 14 and min(axis.seen(span.seconds) for span in spans) >= ROOM
         for span in spans:
             fit = [name for name in names if length(name, SMALL) + 6 < axis.seen(span.seconds)]
@@ -83,10 +84,6 @@ def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[tuple[float, f
             middle, ink = axis.x(span.start + span.seconds / 2), INK if fill == RULE else ON
             words += [(middle, top + high / 2 + 5, name, ink) for name in fit[:1]]
     return tuple(bars), tuple(words)
-
-
-def _stretch(span: Span) -> Stretch:
-    return span.start, span.start + span.seconds
 
 
 def _followed(feed: Feed, axis: Axis) -> list[str]:
@@ -105,8 +102,7 @@ def _first_waits(feed: Feed, axis: Axis) -> list[str]:
     for epoch in range(EPOCHS):
         since, idle = feed.run.computed[epoch * BATCHES - 1] if epoch else 0.0, feed.idle(epoch)
         if idle > feed.work.compute:
-            names = (f"idle {duration(idle)} until the first batch is there", f"idle {duration(idle)}")
-            found.append(fitted(axis.x(since), axis.seen(idle), top + high / 2 + 5, *names))
+            found.append(fitted(axis.x(since), axis.seen(idle), top + high / 2 + 5, f"idle {duration(idle)}"))
     return found
 
 

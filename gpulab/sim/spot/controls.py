@@ -24,17 +24,17 @@ class Spot(Simulator[Run]):
         State(
             "Too rarely",
             {"interval": 240},
-            "An interruption throws away almost two hours on average: orange is lost work.",
+            "Each interruption loses almost two hours of work, orange. Drag the line: where is the sum least?",
         ),
         State(
             "Too often",
             {"interval": 5},
-            "Hardly anything is lost now, but two of every seven minutes go into writing.",
+            "Two of every seven minutes go into writing, blue. Drag Writing a checkpoint: when is 5 min good?",
         ),
         State(
             "The best",
             {"interval": 44},
-            "Writing and losing cost about the same; twice or half of it is nearly as good.",
+            "Writing and losing take about the same. Drag the line to half and to twice: what does it cost?",
         ),
     )
     model = staticmethod(simulate)

@@ -6,11 +6,12 @@ What it shows is computed in `model` and `result`.
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
-from virtualgpu.pictures.style import GREEN, INK, ORANGE, PURPLE, RULE, SKY
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, key, length, line, num, polyline, shape, text
 
-from ..base.scene import Plot, Scale, between, diamond, fitted, keys, named_bar, note, picture, pointer
+from ..base.scene import END, Plot, Scale, between, diamond, keys, named_bar, note, picture
 from ..base.touch import clickable, draggable, grasp
 from ..base.words import percent
 from .model import Plan
@@ -29,7 +30,7 @@ def draw(run: Run) -> Picture:
         text(MARGIN, 20, f"expected time on top of {span(run.plan.work)} of work (virtual)", weight="bold"),
         *keys(RIGHT - 108, 20, ("checkpoints", SKY), ("restarts", PURPLE), ends=True),
         key(RIGHT - 88, 20, "lost work", fill=ORANGE),
-        *(line(x, 9, x, 21) for x in (RIGHT - 84, RIGHT - 80, RIGHT - 76)),
+        *(line(x, 9, x, 21, stroke=PAPER) for x in (RIGHT - 84, RIGHT - 80, RIGHT - 76)),
     ]
     return picture(
         run, BOTTOM + 148, legend, _grid(run, plot), _areas(run.plan, plot.y), _marks(run, plot.y), _costs(run)
@@ -56,53 +57,70 @@ def _grid(run: Run, plot: Plot) -> list[str]:
         plot.floor(),
         *MINUTES.ticks(BOTTOM, {at: span(at / 60) if at < 60 else f"{at // 60} h" for at in TICKS}),
         note(RIGHT, BOTTOM + 37, "work between two checkpoints", anchor="end"),
-        note(LEFT, BOTTOM + 37, "the best is √(2 × writing a checkpoint × interrupted every)")
-        if run.by_formula
-        else "",
     ]
 
 
+def _columns(plan: Plan, share: Scale) -> list[list[float]]:
+    """An x, and upwards from it the heights at which the areas begin and end. Where there are many intervals they are
+    equal parts of the work: a rest that is shorter by chance would make the curve shake."""
+    hours = [MINUTES.value(LEFT + (RIGHT - LEFT) * point / POINTS) / 60 for point in range(POINTS + 1)]
+    columns: list[list[float]] = []
+    for at in sorted({_x(plan.work / round(plan.work / h) if plan.work > 8 * h else h) for h in hours}):
+        heights = accumulate((0.0, *plan.extra(MINUTES.value(at) / 60)))
+        column = [at, *(share.beyond(height / plan.work) for height in heights)]
+        last = columns[-1] if columns else column
+        for before, after in zip(last[1:], column[1:], strict=True):
+            if (before - TOP) * (after - TOP) < 0:  # an edge leaves the plot between the two
+                part = (before - TOP) / (before - after)
+                columns.append([x + part * (y - x) for x, y in zip(last, column, strict=True)])
+        columns.append(column)
+    return sorted(columns)
+
+
 def _areas(plan: Plan, share: Scale) -> list[str]:
-    """Three areas on one another; the last is ruled, the total has a line of its own."""
-    edges: list[list[tuple[float, float]]] = [[], [], [], []]
-    for point in range(POINTS + 1):
-        at = LEFT + (RIGHT - LEFT) * point / POINTS
-        hours = MINUTES.value(at) / 60
-        height = 0.0
-        for edge, part in zip(edges, (0.0, *plan.extra(hours)), strict=True):
-            height += part / plan.work
-            edge.append((at, share.at(height)))
-    body = []
-    for low, high, fill in zip(edges, edges[1:], (SKY, PURPLE, ORANGE), strict=False):
-        body.append(shape([*low, *reversed(high)], fill=fill))
-    ruled = zip(edges[2][1::2], edges[3][1::2], strict=True)
+    """Three areas on one another, torn off where they have no room; the last is ruled, the total is a line."""
+    columns = _columns(plan, share)
+    edges = [[(column[0], max(column[edge], TOP)) for column in columns] for edge in range(1, 5)]
+    fills = zip(edges, edges[1:], (SKY, PURPLE, ORANGE), strict=False)
+    body = [shape([*low, *reversed(high)], fill=fill) for low, high, fill in fills]
+    ruled = zip(edges[2][1::2], edges[3][1::2], strict=False)
     data = "".join(f"M{num(at)} {num(low)}V{num(high)}" for (at, low), (_, high) in ruled if low - high > 1)
-    body.append(f'<path d="{data}" stroke="{INK}" stroke-width="0.8" fill="none"/>' if data else "")
-    body.append(polyline([place for place in edges[3] if place[1] > TOP], width=2))
-    beyond = [at for at, y in edges[3] if y <= TOP]
-    for side in ([at for at in beyond if (at < (LEFT + RIGHT) / 2) == left] for left in (True, False)):
-        body.append(fitted(side[0], side[-1] - side[0], TOP + 18, "↑ goes on", halo=True) if side else "")
-    return body
+    body.append(f'<path d="{data}" stroke="{PAPER}" stroke-width="0.8" fill="none"/>' if data else "")
+    total = [(column[0], column[4]) for column in columns if column[4] > TOP - 0.1]
+    first, last = (total[0][0], total[-1][0]) if total else (RIGHT, RIGHT)
+    return [*body, polyline(total, width=2), *_torn(LEFT, first), *_torn(last, RIGHT)]
+
+
+def _torn(left: float, right: float) -> list[str]:
+    """An upper edge beyond which the areas go on."""
+    teeth = int((right - left) / 8)
+    if teeth < 4:
+        return []
+    edge = [(left + (right - left) * tooth / 2 / teeth, TOP + 7 * (tooth % 2)) for tooth in range(2 * teeth + 1)]
+    at, anchor = (left, "start") if left == LEFT else (right, "end")
+    body = [shape([*edge, (right, TOP - 2), (left, TOP - 2)], fill=PAPER)]
+    return [*body, note(at, TOP - 6, "off the scale", anchor=anchor)]
 
 
 def _marks(run: Run, share: Scale) -> list[str]:
     """Where the run is, with the spread of single runs: a line to be dragged. And the interval to be advised."""
-    work, same = run.plan.work, span(run.interval) == span(run.advised)
-    here, best, spread = run.hours / work - 1, run.advised_hours / work - 1, run.spread / work
+    plan, same = run.plan, span(run.interval) == span(run.advised)
+    here, best, spread = run.hours / plan.work - 1, run.advised_hours / plan.work - 1, run.spread / plan.work
     at, middle, high = _x(run.interval), _x(run.advised), share.at(best)
-    words = f"every {span(run.interval)}{', the best' * same}: {more(here)}"
-    grip = [grasp(at - 12, 32, 24, BOTTOM - 32), line(at, 50, at, BOTTOM, width=3)]
+    formula = f" ≈ √(2 × {span(plan.checkpoint)} × {span(plan.between)})" if run.by_formula else ""
+    words = f"every {span(run.interval)}{f', the best{formula}' if same else ''}: {more(here)}"
+    grip = [grasp(at - 12, 32, 24, BOTTOM - 32), line(at, 50, at, BOTTOM, stroke=MUTED, width=2)]
     target = []
     if not same:
-        label = _label(middle, 66, f"best: {span(run.advised)}, {more(best)}", clear_of=at)
+        label = _label(middle, 66, f"best: {span(run.advised)}{formula}, {more(best)}", clear_of=at)
         target = [line(middle, 70, middle, high, width=1.5, dash="4 3"), diamond(middle, high, fill=GREEN), label]
     if here > share.high:
-        words += ", off the top"
-        grip.append(pointer(at, TOP - 7, half=9, high=-16))
+        words += ", off the scale"
     else:
-        words += f", single runs ± {percent(spread)}"
-        low, top = share.at(here - spread), share.at(here + spread)
-        grip += [line(at - 9, end, at + 9, end, width=3) for end in (low, top)]
+        words += f", ± {percent(spread)} from run to run"
+        low, top, x = share.at(here - spread), share.at(here + spread), at + (16 if at < RIGHT - 40 else -16)
+        if low - top > 14:  # else the dot hides it
+            grip += [line(x, low, x, top, width=2), *(line(x - 5, end, x + 5, end, width=2) for end in (low, top))]
         grip.append(diamond(at, high, fill=GREEN) if same else dot(at, share.at(here), 6, fill=INK))
     moved = draggable("".join(grip), "Minutes between two checkpoints", MINUTES.grip("interval"))
     return [*target, moved, _label(at, 44, words, weight="bold")]
@@ -117,16 +135,21 @@ def _label(at: float, y: float, words: str, weight: str = "", clear_of: float | 
 
 
 def _costs(run: Run) -> list[str]:
-    """Bars for the price, none longer than twice the others; the run's own is left out where it is the best."""
+    """Bars for the price, none longer than twice the others, and what it comes from."""
     most = 2 * max(run.cost_on_demand, run.advised_cost)
-    unit = 420 / min(most, max(run.cost, run.cost_on_demand, run.advised_cost))
-    best, rows = span(run.advised), [("on demand", run.cost_on_demand, RULE)]
-    if span(run.interval) != best:
-        rows.append((f"spot, every {span(run.interval)}", run.cost, INK))
-    rows.append((f"spot, every {best} (best)", run.advised_cost, GREEN))
-    body = []
-    for row, (words, cost, fill) in enumerate(rows):
-        amount = money(cost) + (" …" if cost > most else "")
-        body.append(named_bar(236, BOTTOM + 74 + 28 * row, words, [(min(cost, most) * unit, fill, False)], amount))
+    unit = 380 / min(most, max(run.cost, run.cost_on_demand, run.advised_cost))
+    best, body = span(run.advised), []
+    for row, (words, hours, price, fill) in enumerate(
+        (
+            ("on demand", run.plan.work, run.price, RULE),
+            (f"spot, every {span(run.interval)}", run.hours, run.spot_price, INK),
+            (f"spot, every {best} (best)", run.advised_hours, run.spot_price, GREEN),
+        )
+    ):
+        base, cost = BOTTOM + 74 + 28 * row, hours * price
+        amount, wide = money(cost) + (" …" if cost > most else ""), min(cost, most) * unit
+        drawn = named_bar(222, base, words, [(wide, fill, False)], amount)
+        x, reason = 222 + wide + 18 + length(amount, bold=True), f"= {span(hours)} × {money(price)}"
+        body.append(drawn + (note(x, base, reason) if x + length(reason, SMALL) < END else ""))
     minutes = min(max(round(60 * run.advised), 1), LONGEST_INTERVAL)
     return [*body[:-1], clickable(body[-1], f"Checkpoint every {best}, the best", interval=minutes)]

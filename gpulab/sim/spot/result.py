@@ -121,15 +121,14 @@ class Run(Result):
 
     @property
     def finding(self) -> str:
-        work = f"{span(self.plan.work)} of work"
-        found = f"With a checkpoint every {span(self.interval)}, {work} {longer(self.hours / self.plan.work - 1)}"
+        took = f"{span(self.plan.work)} of work {longer(self.hours / self.plan.work - 1)}"
         if self.hours <= 1.02 * self.best_hours:
             saved = 1 - self.cost / self.cost_on_demand
-            cheap = f"{percent(saved)} less than" if saved > 0 else f"{percent(-saved)} more than"
+            cheap = f"{percent(saved)} cheaper than" if saved > 0 else f"{percent(-saved)} more than"
             cheap = "as much as" if abs(saved) < 0.005 else cheap
-            return f"{found}, near the least; it costs {cheap} on demand"
-        best = longer(self.advised_hours / self.plan.work - 1)
-        return f"{found}; at the best interval, {span(self.advised)}, they {best}"
+            return f"{took}, about the least: {cheap} on demand"
+        best = longer(self.advised_hours / self.plan.work - 1).removeprefix("take ")
+        return f"Saved every {span(self.interval)}, {took}; every {span(self.advised)}, {best}"
 
     def rows(self) -> list[Row]:
         writing, restarts, lost = self.plan.extra(self.interval)
