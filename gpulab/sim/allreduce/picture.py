@@ -143,7 +143,7 @@ def _ring(step: Step) -> list[str]:
     """One bucket on its way: a row of pieces for each GPU, and where each hands one to the next."""
     gpus, done = step.gpus, step.hops_done
     pitch, wide = min(30.0, PIECES_HIGH / gpus), min(46.0, 336 / gpus)
-    some = "a sum: the number says of how many GPUs" if gpus <= NUMBERED else "a sum of some GPUs"
+    some = "number: how many GPUs are summed" if gpus <= NUMBERED else "a sum of some GPUs"
     cells: dict[str, list[Box]] = {PAPER: [], PURPLE: [], GREEN: []}
     body = [
         text(MARGIN, BELOW, "One bucket in slow motion", weight="bold"),
@@ -166,7 +166,7 @@ def _ring(step: Step) -> list[str]:
                 ink = INK if fill == PAPER else ON
                 numbers.append(small(x + wide / 2, top + 0.4 * pitch + 5, str(number), anchor="middle", fill=ink))
     body += [boxes(places, fill=fill, stroke=EDGE) for fill, places in cells.items()]
-    legend = ((some, PURPLE), (f"of all {gpus}", GREEN))
+    legend = ((some, PURPLE), (f"the sum of all {gpus}", GREEN))
     body += keys(MARGIN, BELOW + 39, *((words, fill) for words, fill in legend if cells[fill]))
     return [*body, *numbers, *_messages(step, pitch, wide)]
 
