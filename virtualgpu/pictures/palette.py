@@ -20,6 +20,21 @@ EDGE = "#5C5C5C"  # around what is hollow, quieter than INK
 SEAM = "#5D5D5D"  # around a fill and for its hatching: dark in both themes
 ON = "#101010"  # words on a fill, which is bright in both themes
 
+# What holds memory, the same in every picture of it.
+MEMORY = {
+    "weights": BLUE,
+    "gradients": ORANGE,
+    "optimizer state": GREEN,
+    "activations": PURPLE,
+    "logits": YELLOW,
+    "data": SKY,
+    "temporaries": VERMILLION,
+    "workspaces": INK,
+    "communication": PAPER,
+    "reserved, not allocated": RULE,
+    "CUDA context": MUTED,
+}
+
 # The same in a dark theme: every fill is as bright there as in the light one, and ON reads on all of them, BLUE too.
 DARK = {
     PAPER: "#161616",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..pictures import style
+from ..pictures import palette, style
 from ..pictures.svg import BODY, MARGIN, SMALL, Picture, bar, line, rect, text
 from ..units import MIB, in_mib
 
@@ -17,35 +17,32 @@ if TYPE_CHECKING:
 
 _WIDTH, _BAR, _TOP = 760.0, 44.0, 26.0
 _ROW = 22.0
-_COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.SKY, style.YELLOW, style.VERMILLION, style.PURPLE)
-_BESIDE = (style.RULE, style.MUTED)  # for the rows after the categories
+_COLOURS = palette.MEMORY | {"free": style.PAPER}
 
 
 def draw_plan(plan: Plan) -> Picture:
     """Draw the parts of the memory in use from left to right, and a line where the GPU's memory ends."""
-    rows = plan.rows()
-    colours = [*_COLOURS, *[style.INK] * (len(rows) - len(_COLOURS) - len(_BESIDE)), *_BESIDE]
-    coloured = [*zip(rows, colours, strict=True), (("free", plan.free), style.PAPER)][: None if plan.free > 0 else -1]
+    rows = [*plan.rows(), ("free", plan.free)][: None if plan.free > 0 else -1]
     full = max(plan.memory, plan.total)
     scale = (_WIDTH - 2 * MARGIN) / full
     body = [rect(MARGIN, _TOP, plan.memory * scale, _BAR, fill=style.PAPER, stroke=style.MUTED)]
     left = MARGIN
-    for number, ((_, nbytes), colour) in enumerate(coloured, 1):
+    for number, (name, nbytes) in enumerate(rows, 1):
         width = nbytes * scale
-        body.append(bar(left, _TOP, width, _BAR, fill=colour, hatched=_hatched(number)))
+        body.append(bar(left, _TOP, width, _BAR, fill=_COLOURS[name], hatched=_hatched(number)))
         if width > 18:
-            body.append(_number(left + width / 2, _TOP + _BAR / 2 + 5, number, colour))
+            body.append(_number(left + width / 2, _TOP + _BAR / 2 + 5, number, _COLOURS[name]))
         left += width
     end = MARGIN + plan.memory * scale
     body.append(line(end, _TOP - 6, end, _TOP + _BAR + 6, width=3))
     words = f"{plan.gpu}: {plan.memory / MIB:,.0f} MiB"
     body.append(text(end, _TOP - 10, words, size=SMALL, anchor="end" if end > _WIDTH / 2 else "start"))
-    half = -(-len(coloured) // 2)
-    for index, ((name, nbytes), colour) in enumerate(coloured):
+    half = -(-len(rows) // 2)
+    for index, (name, nbytes) in enumerate(rows):
         x = MARGIN + (index // half) * (_WIDTH / 2)
         y = _TOP + _BAR + 36 + (index % half) * _ROW
-        body.append(bar(x, y - 14, 20, 18, fill=colour, hatched=_hatched(index + 1)))
-        body.append(_number(x + 10, y, index + 1, colour))
+        body.append(bar(x, y - 14, 20, 18, fill=_COLOURS[name], hatched=_hatched(index + 1)))
+        body.append(_number(x + 10, y, index + 1, _COLOURS[name]))
         body.append(text(x + 30, y, name, size=BODY))
         body.append(text(x + 310, y, f"{in_mib(nbytes)} MiB", size=BODY, anchor="end"))
     height = _TOP + _BAR + 36 + half * _ROW
@@ -57,8 +54,6 @@ def _hatched(number: int) -> bool:
 
 
 def _number(x: float, y: float, number: int, colour: str) -> str:
-    dark = colour in (style.BLUE, style.MUTED, style.INK)
-    return text(
-        x, y, str(number), size=SMALL, anchor="middle", weight="bold", fill=style.PAPER if dark else style.INK,
-        halo=_hatched(number),
-    )  # fmt: skip
+    dark, halo = colour in (style.BLUE, style.MUTED, style.INK), _hatched(number)
+    fill = style.INK if halo or colour == style.PAPER else style.PAPER if dark else style.ON
+    return text(x, y, str(number), size=SMALL, anchor="middle", weight="bold", fill=fill, halo=halo)
