@@ -285,7 +285,7 @@ class TestOverTheWholeRange:
     @whole_range
     def test_the_axis_reaches_beyond_the_peak(self, values):
         found = simulate(**values)
-        assert found.peak.total <= found.reach <= axis(found.reach)
+        assert found.peak.total <= axis(found.peak.total)
 
 
 class TestWhatItShows:
@@ -294,8 +294,8 @@ class TestWhatItShows:
         assert found.at_end
         assert found.peak.total > 7 * found.peak.weights
         assert found.fitting == ["H200", "B200"]
-        assert found.finding.startswith("Llama 7B takes 100.8 GiB to train, 8 times its weights")
-        assert "only H200 and B200 here have that" in found.finding
+        assert found.finding.startswith("Llama 7B takes 100.8 GiB to train, 8 × its weights")
+        assert "only H200 and B200 have it" in found.finding
 
     def test_ddp_helps_no_rank(self):
         one, eight = budget(), budget(ranks=8)
@@ -336,9 +336,17 @@ class TestWhatItShows:
         assert {source for _, _, source in budget().rows()} >= {"virtual: gpulab.plan"}
 
     def test_parts_differ_by_more_than_colour(self):
-        words = [element.text for element in ET.fromstring(MemoryBudget().svg()).iter() if element.text]
-        assert {"optimizer state 75.3 GiB", "weights 12.6 GiB", "gradients 12.6 GiB", "logits 875 MiB"} <= set(words)
-        assert words.count("optimizer state") == 2  # and where there is room, in the two bars
+        words = [element.text for element in ET.fromstring(MemoryBudget().svg()).iter() if element.tag.endswith("text")]
+        assert {"weights 12.6 GiB", "gradients 12.6 GiB", "activations 9.54 GiB", "other 1.15 GiB"} <= set(words)
+        assert words.count("optimizer state 75.3 GiB") == 2  # where there is room, in the two bars
+        assert ">logits 875 MiB, " in MemoryBudget().svg()  # of the others, where the pointer rests
+
+    @pytest.mark.parametrize(
+        ("parallel", "words"),
+        [("ddp", "16 bytes"), ("zero2", "2 bytes + 14 bytes ÷ 8 ranks"), ("fsdp", "16 bytes ÷ 8 ranks")],
+    )
+    def test_it_says_which_bytes_of_a_parameter_are_shared(self, parallel, words):
+        assert f" = {words} for each of 6.74 billion" in MemoryBudget(ranks=8, parallel=parallel).svg()
 
     def test_what_is_missing_is_said(self):
         found = {fit.spec.name: fit for fit in budget().fits}
@@ -395,8 +403,8 @@ class TestTouched:
         assert (grip.get("data-drag"), low) == ("batch", 1)
         assert low < high <= 1024
         knob = list(grip.iter())[-1]
-        x = float(knob.get("x")) - 2  # it hides nothing of the bar
-        unit = (picture.RIGHT - picture.LEFT) / axis(sim.result.reach)
+        x = float(knob.get("x"))  # it hides nothing of the bar
+        unit = (picture.RIGHT - picture.LEFT) / axis(sim.result.peak.total)
         assert x == pytest.approx(picture.LEFT + sim.result.moments[0].total * unit, abs=0.1)
         there = low + (x - start) / (end - start) * (high - low)
         assert there == pytest.approx(sim.result.batch, rel=0.05, abs=0.5)
@@ -435,7 +443,6 @@ class TestStates:
         assert fsdp.states * 8 == pytest.approx(one.states, rel=1e-6)
         assert len(fsdp.fitting) > len(one.fitting)
         assert fsdp.finding.endswith("; an RTX4090 has just enough")
-        assert fsdp.reach == one.peak.total  # on one axis
 
 
 class TestBadValues:
@@ -458,5 +465,5 @@ class TestBadValues:
 
 
 def test_the_axis_is_a_power_of_two():
-    assert [axis(n * GIB) // GIB for n in (0.1, 15, 16, 100, 127)] == [2, 16, 32, 128, 256]
+    assert [axis(n * GIB) / GIB for n in (0.1, 15, 16, 100, 127)] == [0.5, 16, 32, 128, 256]
     assert math.log2(axis(10**15) // GIB).is_integer()

@@ -33,13 +33,20 @@ class MemoryBudget(Simulator[Budget]):
     )
     primary = ("model", "batch", "ranks")
     states = (
-        _state("One GPU", 1, "ddp", "12.6 GiB of weights: does an 80 GB card train it? See what fills the bar."),
-        _state("8 ranks, DDP", 8, "ddp", "Eight cards, eight copies: each rank needs more than before."),
+        _state(
+            "One GPU",
+            1,
+            "ddp",
+            "12.6 GiB of weights: what else fills an 80 GB GPU? Drag the bar’s end: which part grows?",
+        ),
+        _state(
+            "8 ranks, DDP", 8, "ddp", "Eight GPUs, eight copies: what is new in the bar? Click ZeRO-1: who has less?"
+        ),
         _state(
             "8 ranks, FSDP",
             8,
             "fsdp",
-            "The same eight share weights, gradients and state. The rest is the batch’s: pull it.",
+            "The same eight share weights, gradients and state. The rest grows with the batch: pull the bar’s end.",
         ),
     )
     model = staticmethod(simulate)

@@ -69,11 +69,6 @@ class Budget(Result):
         return stepping.weights + stepping.gradients + stepping.optimizer
 
     @property
-    def reach(self) -> int:
-        """The peak, or that of one rank alone if it is higher: what ranks take off is seen against it."""
-        return max(self.peak.total, replace(self.job, ranks=1).peak(self.batch))
-
-    @property
     def fitting(self) -> list[str]:
         return [fit.spec.name for fit in self.fits if fit.answer != "no"]
 
@@ -82,21 +77,21 @@ class Budget(Result):
         peak, ranks = self.peak, self.job.ranks
         if ranks == 1:
             found = f"{self.job.needs.words} takes {amount(peak.total)} to train"
-            return f"{found}, {peak.total / peak.weights:,.2g} times its weights; {self._who}"
-        how = "DDP shards nothing:" if self.job.parallel == "ddp" else f"With {PARALLEL_WORDS[self.job.parallel]}"
-        return f"{how} each of {ranks:,} ranks needs {amount(peak.total)}; {self._who}"
+            return f"{found}, {peak.total / peak.weights:,.2g} × its weights; {self._who}"
+        how = "DDP shards nothing:" if self.job.parallel == "ddp" else f"With {PARALLEL_WORDS[self.job.parallel]},"
+        return f"{how} {ranks:,} ranks need {amount(peak.total)} each; {self._who}"
 
     @property
     def _who(self) -> str:
         names = self.fitting
         if not names:
-            return "no GPU here has that"
+            return "no GPU here has it"
         if len(names) == len(self.fits):
-            return "every GPU here has that"
+            return "every GPU here has it"
         if len(names) == 1:
-            return f"only {names[0]} here has that"
+            return f"only {names[0]} has it"
         if len(names) == 2:
-            return f"only {names[0]} and {names[1]} here have that"
+            return f"only {names[0]} and {names[1]} have it"
         least = next(fit for fit in self.fits if fit.answer != "no")  # they are in the order of their memory
         return f"{article(names[0])} {'has just enough' if least.answer == 'tight' else 'is enough'}"
 
