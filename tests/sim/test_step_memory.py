@@ -1,5 +1,6 @@
 import itertools
 import math
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -268,9 +269,7 @@ class TestStates:
         assert four.finding.startswith("With 4 segments the peak is 7.32 GiB instead of 16.08 GiB")
         assert thirteen.kept > kept(thirteen.sizes, 12)
         assert thirteen.peak.total > four.peak.total
-        assert thirteen.finding == (
-            "13 segments peak at 10.08 GiB, 12 at 5.37 GiB: the last segment, which is kept, has 12 of the 24 layers"
-        )
+        assert thirteen.finding == ("13 segments peak at 10.08 GiB, 12 at 5.37 GiB: the last keeps 12 of 24 layers")
         assert thirteen.peak.total / 2**30 == pytest.approx(10.08, abs=0.005)
         assert simulate(**DEFAULT | {"segments": 12}).peak.total / 2**30 == pytest.approx(5.37, abs=0.005)
         assert StepMemory.states[0].values.items() <= DEFAULT.items()  # it opens with it
@@ -283,7 +282,7 @@ class TestStates:
         if jump:
             growth = [two - one for one, two in itertools.pairwise(last)]
             assert growth[jump - 2] == max(growth) > 0
-            words = f"the last segment, which is kept, has {last[jump - 1]} of the {layers} layers"
+            words = f"the last keeps {last[jump - 1]} of {layers} layers"
             assert words in simulate(**DEFAULT | {"layers": layers, "segments": jump}).finding
             assert words not in step.finding
 
@@ -385,6 +384,12 @@ class TestPicture:
     def test_playing_moves_the_picture(self):
         frames = {StepMemory(moment=moment).svg() for moment in range(0, FRAMES + 1, 10)}
         assert len(frames) == 25
+
+    def test_the_layers_at_a_moment_have_four_looks(self):
+        text = StepMemory().svg()
+        assert all(f">{name}<" in text for name in ("input kept", "inside kept", "dropped", "finished"))
+        assert {"19–24: done", "13–18: computed again"} <= set(re.findall(">([^<]+)<", text))
+        assert "done<" not in StepMemory(moment=60).svg()
 
     def test_it_says_why_the_last_segment_is_kept(self):
         assert "backward begins with it" in StepMemory().svg()

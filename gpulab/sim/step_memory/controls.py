@@ -11,7 +11,7 @@ class StepMemory(Simulator[Step]):
     """When a step's memory peaks, and how recomputing activations trades it for time."""
 
     controls = (
-        Play("moment", "Moment", 0, FRAMES, 120),
+        Play("moment", "Moment", 0, FRAMES, 120, unit=f"of {FRAMES}"),
         Slider("layers", "Layers", 1, 48, 24),
         Slider("segments", "Segments", 1, 48, 4),
         Flag("again", "Compute the last segment again too", False),
@@ -27,7 +27,7 @@ class StepMemory(Simulator[Step]):
         State(
             "Four segments",
             {"segments": 4, "again": False},
-            "Three of the four are computed again: three humps more. Which bar on the right keeps least? Click it.",
+            "Three of the four are computed again: three more humps. Which bar on the right keeps least? Click it.",
         ),
         State(
             "Keep everything",
@@ -37,7 +37,7 @@ class StepMemory(Simulator[Step]):
         State(
             "One segment too many",
             {"segments": 13, "again": False},
-            "24 layers do not divide by 13, and the last segment gets all that is left. Click bar 12, then bar 13.",
+            "24 layers do not divide by 13: the last segment gets the rest. Click bar 12: how much lower is the peak?",
         ),
     )
     model = staticmethod(simulate)

@@ -155,7 +155,7 @@ class Step(Result):
         if not self.again[-1] and rise(self.sizes, number) > 0:
             layers, fewer = self.sizes.layers, size(peak_with(self.sizes, number - 1))
             if fewer != peak:
-                last = f"the last segment, which is kept, has {in_last(layers, number)} of the {layers} layers"
+                last = f"the last keeps {in_last(layers, number)} of {layers} layers"
                 return f"{number} segments peak at {peak}, {number - 1} at {fewer}: {last}"
         if not self.again[-1]:
             saved = f"is {peak} instead of {plain}, for {compute}" if peak != plain else f"stays {peak}"

@@ -6,29 +6,30 @@ import math
 from collections.abc import Iterator
 from itertools import groupby
 
-from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.palette import MEMORY
+from virtualgpu.pictures.style import EDGE, INK, MUTED, PAPER, PURPLE, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, key, line, num, polyline, rect, shape, text
 
-from ..base.lanes import Axis, blocks, cursor, playhead, round_step
-from ..base.scene import END, Plot, Scale, between, fitted, note, picture, pointer, small
+from ..base.lanes import Axis, Stretch, blocks, cursor, playhead, round_step
+from ..base.scene import END, Plot, Scale, between, fitted, keys, note, picture, pointer, small
 from ..base.touch import draggable, grasp
 from ..base.words import count, duration, percent, size
-from .model import CATEGORIES, FRAMES, Step, kept, now_alive, since
+from .model import CATEGORIES, FRAMES, Step, in_last, kept, now_alive, since
 
 STRIP, STRIP_HIGH = 26.0, 38.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 600.0, 128.0, 356.0  # of the curve
-PANEL = 640.0
-BASE, HIGH = BOTTOM + 26, 66.0  # of the bars in the panel
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 590.0, 128.0, 356.0  # of the curve
+LANE, HIGH = BOTTOM + 6, 17.0  # of the passes, and of what is computed again below them
+PANEL = 634.0
+BASE, BARS = BOTTOM + 14, 58.0  # of the bars in the panel
 GIB = 2**30
 COLUMNS = 220  # of the curve at most
-PHASES = {"recompute": (VERMILLION, 10.0), "backward": (MUTED, 5.0)}  # of the band: fill, and how high
 Column = tuple[float, tuple[int, ...]]  # where it ends, and its bytes by category
-FILLS = dict(zip(CATEGORIES, (SKY, RULE, GREEN, ORANGE, PURPLE, YELLOW), strict=True))
+FILLS = {name: MEMORY.get(name, PURPLE) for name in CATEGORIES} | {"inputs of layers": SKY}
 
 
 def draw(step: Step) -> Picture:
     """The layers at the moment, the curve over the step, the bytes at the moment, the choice of segments."""
-    grip = playhead(_axis(step), step.seconds, TOP - 8, BOTTOM + 16, last=FRAMES)
+    grip = playhead(_axis(step), step.seconds, TOP - 8, LANE + HIGH + 16, last=FRAMES)
     living = [grip, *_bars_as_grip(step)]
     return picture(step, 452.0, _layers(step), _curve(step), _now(step), _choice(step), living)
 
@@ -38,8 +39,12 @@ def _axis(step: Step) -> Axis:
 
 
 def _layers(step: Step) -> list[str]:
-    now = step.moment
-    found = [text(MARGIN, 14, f"The layers at {since(now.start)}: {now.words}", weight="bold")]
+    now, stages = step.moment, dict[int | None, str]()
+    for moment in step.moments[: step.at + 1]:
+        stages = {} if (moment.kind, moment.layer) == ("forward", 0) else stages
+        stages[moment.layer] = moment.kind
+    words = ("input kept", SKY), ("inside kept", PURPLE), ("dropped", PAPER, True), ("finished", RULE)
+    found = [text(MARGIN, 14, f"{since(now.start)}: {now.words}", weight="bold"), *keys(END, 14, *words, ends=True)]
     gap = 6.0 if len(step.segments) < 30 else 2.0
     wide = (END - MARGIN - 8 - gap * len(step.segments)) / step.sizes.layers
     thin = min(6.0, wide / 3)
@@ -48,21 +53,34 @@ def _layers(step: Step) -> list[str]:
         start = x
         for layer in layers:
             interior, has_input = step.state[layer]
+            stage = "" if interior else stages.get(layer, "")
+            fill = PURPLE if interior and step.sizes.interior > step.sizes.boundary else PAPER
+            fill = RULE if stage == "backward" else fill
+            left, room = (x + thin, wide - thin) if has_input else (x, wide)
+            found.append(
+                bar(
+                    left,
+                    STRIP,
+                    room,
+                    STRIP_HIGH,
+                    fill=fill,
+                    hatched=stage == "forward",
+                    stroke=PAPER if fill == RULE else RULE,
+                )
+            )
             if has_input:
-                found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=EDGE))
-            found.append(rect(x + thin, STRIP, wide - thin, STRIP_HIGH, stroke=RULE))
-            if interior and step.sizes.interior > step.sizes.boundary:
-                found.append(bar(x + thin, STRIP, wide - thin, STRIP_HIGH, fill=PURPLE))
+                found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=SKY, stroke=EDGE))
             if layer == now.layer:
                 found.append(_pointer(x + wide / 2, now.kind))
             x += wide
         found.append(line(start + 1, STRIP + STRIP_HIGH + 7, x - 1, STRIP + STRIP_HIGH + 7, stroke=MUTED, width=2))
         ends = f"{layers[0] + 1}–{layers[-1] + 1}" if len(layers) > 1 else f"{layers[0] + 1}"
-        what = "computed again" if again else "kept"
+        done = all(stages.get(layer) == "backward" and not step.state[layer].interior for layer in layers)
+        what = "done" if done else "computed again" if again else "kept"
         found.append(fitted(start, x - start, STRIP + STRIP_HIGH + 24, f"{ends}: {what}", ends, fill=MUTED))
         x += gap
     if step.state[-1].input:
-        found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=ORANGE, stroke=EDGE))
+        found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=SKY, stroke=EDGE))
     return found
 
 
@@ -96,7 +114,7 @@ def _curve(step: Step) -> list[str]:
             before = at
         fill = FILLS[CATEGORIES[upto - 1]]
         found.append(f'<path d="{path}V{num(BOTTOM)}Z" fill="{fill}" stroke="{INK}" stroke-width="0.5"/>')
-    return [*found, *_marks(step, plot), *_phases(step)]
+    return [*found, *_phases(step), *_marks(step, plot)]
 
 
 def _marks(step: Step, plot: Plot) -> list[str]:
@@ -104,7 +122,7 @@ def _marks(step: Step, plot: Plot) -> list[str]:
     x, y = plot.at(step.peak.start + step.peak.seconds / 2, step.peak.total / GIB)
     plain, peak = plot.y.at(step.plain_peak / GIB), f"peak {size(step.peak.total)}"
     # it moves with the slider, also within a layer's pass
-    now = cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, BOTTOM + 14)
+    now = cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, LANE + HIGH + 16)
     found = [now, dot(x, y, 4, fill=INK), between(LEFT, RIGHT, x, y - 12, peak, weight="bold")]
     if y - plain > 44:
         without = f"without checkpointing {size(step.plain_peak)}"
@@ -113,31 +131,34 @@ def _marks(step: Step, plot: Plot) -> list[str]:
     return found
 
 
+def _runs(step: Step, *kinds: str) -> list[Stretch]:
+    """When such moments follow one another."""
+    runs = [list(group) for one, group in groupby(step.moments, lambda moment: moment.kind in kinds) if one]
+    return [(run[0].start, run[-1].start + run[-1].seconds) for run in runs]
+
+
 def _phases(step: Step) -> list[str]:
-    """A band under the curve: backward in half its height, what is computed again in all of it."""
-    axis, again = _axis(step), any(step.again)
-    found = [rect(LEFT, BOTTOM + 4, RIGHT - LEFT, 10, stroke=MUTED)]
-    starts: dict[str, float] = {}
-    for kind, group in groupby(step.moments, key=lambda moment: moment.kind):
-        run = list(group)
-        starts.setdefault(kind, axis.x(run[0].start))
-        if kind in PHASES:
-            fill, high = PHASES[kind]
-            found.append(
-                blocks(axis, [(run[0].start, run[-1].start + run[-1].seconds)], BOTTOM + 14 - high, high, fill=fill)
-            )
-    found += [note(RIGHT, BOTTOM + 33, duration(step.seconds), anchor="end")]
-    if step.sizes.micro_batches == 1:
-        found += [note(starts[kind], BOTTOM + 33, kind) for kind in ("forward", "backward")]
-    else:
-        found.append(note(LEFT, BOTTOM + 33, f"forward and backward, {step.sizes.micro_batches} times"))
+    """Lanes under the curve: the passes, and what is computed again, with a pale band up through its hump."""
+    axis, again, low, y = _axis(step), _runs(step, "recompute"), LANE + HIGH + 3, BOTTOM + 58
+    found = [note(RIGHT, y, duration(step.seconds), anchor="end")]
+    for name, fill, runs in (
+        ("forward", PAPER, _runs(step, "forward", "loss")),
+        ("backward", RULE, _runs(step, "backward", "recompute")),
+    ):
+        found.append(blocks(axis, runs, LANE, HIGH, fill=fill, stroke=EDGE))
+        found += [fitted(axis.x(start), axis.seen(end - start), LANE + 13, name) for start, end in runs]
     if not again:
-        return [*found, small(LEFT, BOTTOM + 58, "Every layer keeps its inside until its backward pass.")]
-    extra = f"computed again: {step.recomputed} of {step.sizes.layers} layers, {percent(step.extra)} more compute"
+        return [*found, small(LEFT, y, "Every layer keeps its inside until its backward pass.")]
+    found += [small(LEFT - 7, low + 12, "again", anchor="end"), blocks(axis, again, low, 13, fill=INK)]
+    if len(again) <= 12:
+        found += [
+            rect(axis.x(start), TOP, axis.seen(end - start), low - TOP, fill=INK, opacity=0.12) for start, end in again
+        ]
+    words = f"{step.recomputed} of {step.sizes.layers} layers are computed again: {percent(step.extra)} more compute"
     why = "The last segment stays, as backward begins with it and needs it at once."
     if step.again[-1]:
         why = "The last segment goes and comes back at once: backward begins with it."
-    return [*found, key(LEFT, BOTTOM + 58, extra, fill=VERMILLION), small(LEFT, BOTTOM + 78, why)]
+    return [*found, small(LEFT, y, words), note(LEFT, y + 19, why)]
 
 
 def _now(step: Step) -> list[str]:
@@ -156,16 +177,19 @@ def _now(step: Step) -> list[str]:
 
 def _choice(step: Step) -> list[str]:
     """What each number of segments keeps, the chosen one filled, the best one and the largest rise marked."""
-    sizes, chosen = step.sizes, len(step.segments)
-    most = sizes.layers * sizes.interior
-    bars = _bars(step)
+    sizes, layers, chosen = step.sizes, step.sizes.layers, len(step.segments)
+    most, bars = kept(sizes, 1) / GIB, _bars(step)
+    plot = Plot(Scale(PANEL, END, 0, 1), Scale(BASE, BASE - BARS, 0, most))
     pitch = bars.at(2) - bars.at(1)
     wide = min(pitch - (1 if pitch > 3 else 0), 40)
-    found = [note(PANEL, BASE - HIGH - 18, "activations kept, by segments")]
+    found = [
+        note(PANEL, plot.y.end - 16, "activations kept, GiB"),
+        *plot.levels({0: "0", most: f"{most:.3g}"}),
+    ]
 
     def place(number: int) -> tuple[float, float]:
         """The middle of a bar's upper edge."""
-        return bars.at(number), BASE - max(1.5, HIGH * kept(sizes, number) / most)
+        return bars.at(number), min(BASE - 1.5, plot.y.at(kept(sizes, number) / GIB))
 
     for number in range(1, sizes.layers + 1):
         (x, y), picked = place(number), number == chosen
@@ -177,14 +201,13 @@ def _choice(step: Step) -> list[str]:
         (before, low), (x, y) = place(step.jump - 1), place(step.jump)
         found.append(polyline([(before, low - 3), (before, y - 3), (x, y - 3)], stroke=VERMILLION, width=2.5))
         found.append(between(PANEL, END, x, y - 8, f"{step.jump - 1} → {step.jump}", size=SMALL))
-    best = f"▼ least, {step.best}: {size(kept(sizes, step.best))}"
-    return [
-        *found,
-        note(PANEL, BASE + 17, "1"),
-        note(END, BASE + 17, count(sizes.layers, "segment"), anchor="end"),
-        small(PANEL, BASE + 40, f"now {chosen}: {size(kept(sizes, chosen))}", weight="bold"),
-        small(PANEL, BASE + 58, best),
-    ]
+    found += [note(PANEL, BASE + 17, "1"), note(END, BASE + 17, count(layers, "segment"), anchor="end")]
+    found.append(note(END, BASE + 39, "more compute", anchor="end"))
+    for row, (words, number) in enumerate((("now", chosen), ("▼ least,", step.best))):
+        y, price = BASE + 58 + 19 * row, step.extra if number == chosen else (1 - in_last(layers, number) / layers) / 3
+        found.append(small(PANEL, y, f"{words} {number}: {size(kept(sizes, number))}", weight="" if row else "bold"))
+        found.append(note(END, y, f"+{percent(price)}", anchor="end"))
+    return found
 
 
 def _bars(step: Step) -> Scale:
@@ -196,5 +219,5 @@ def _bars(step: Step) -> Scale:
 
 def _bars_as_grip(step: Step) -> list[str]:
     """The bars choose the number of segments: that under the pointer."""
-    ground = grasp(PANEL - 4, BASE - HIGH - 12, END - PANEL + 8, HIGH + 16)
+    ground = grasp(PANEL - 4, BASE - BARS - 12, END - PANEL + 8, BARS + 16)
     return [Live(draggable(ground, "Segments", _bars(step).grip("segments")))] if step.sizes.layers > 1 else []
