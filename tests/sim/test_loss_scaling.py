@@ -106,31 +106,35 @@ class TestByHand:
         assert run.skipped == (1, 2002, 4003)  # then 2000 good steps, and the doubled scale is too large again
         assert scales(run)[2000:2003] == [32768, 65536, 32768]
         assert run.scale_in(STEPS + 1) == 32768
-        assert run.finding == (
-            "The scale is halved until nothing overflows: in the end 0.041% of the gradients become 0 in fp16,"
-            " without scaling 36%"
-        )
+        assert run.finding == f"In step 1 {run.happened}"
+        end = simulate(**DEFAULT | {"step": STEPS})
+        assert end.finding == "Halved once, nothing overflows: 0.041% of gradients become 0, instead of 36%"
         assert run.happened == "the largest gradient is inf: skipped, and the scale halved to 32,768"
 
-    def test_the_finding_is_of_the_run_and_the_same_in_every_step(self):
+    def test_the_finding_tells_the_run_and_the_gradients_of_the_step_looked_at(self):
         for values in ({}, {"bad_batches": 200}, {"growth_interval": 3}):
-            assert len({simulate(**DEFAULT | values | {"step": step}).finding for step in (1, 2, 777, STEPS)}) == 1
+            runs = [simulate(**DEFAULT | values | {"step": step}) for step in (2, 3, 778, STEPS)]
+            assert len({run.finding.split(":")[0] for run in runs}) == 1
+            for run in runs:
+                when = f"by step {run.step}, " if run.step < STEPS else ""
+                assert f": {when}{part(run.shares(run.scale).zero)} of gradients become 0" in run.finding
 
     @pytest.mark.parametrize(
         ("values", "words"),
         [
-            ({"scale_power": 0}, "rises too slowly: in the end 23% of the gradients"),
+            ({"scale_power": 0}, "rises too slowly: 23% of gradients become 0"),
             ({"scale_power": 15}, "comes back to where it began"),
-            ({"scale_power": 0, "growth_interval": 200}, "rises until it fits: in the end 0.041%"),
+            ({"scale_power": 0, "growth_interval": 200}, "rises until it fits: 0.041%"),
             (
                 {"scale_power": 10, "spread": 1.0},
-                "in the end 0% of the gradients become 0 in fp16, as without scaling",
+                ": 0% of gradients become 0, as without scaling",
             ),
-            ({"bad_batches": 200}, "is halved by each bad batch: in the end 100% of the gradients become 0"),
+            ({"scale_power": 18}, "Halved 3 times, nothing overflows"),
+            ({"bad_batches": 200}, "Bad batches halve the scale: 100% of gradients become 0"),
         ],
     )
     def test_what_becomes_of_other_runs(self, values, words):
-        assert words in simulate(**DEFAULT | values).finding
+        assert words in simulate(**DEFAULT | {"step": STEPS} | values).finding
 
     def test_what_happens_in_a_step(self):
         assert simulate(**DEFAULT | {"step": 2}).happened.endswith("the optimizer steps, and the scale stays 32,768")
@@ -256,7 +260,7 @@ class TestOverTheWholeRange:
 class TestPicture:
     def test_the_default_state_makes_the_point(self):
         sim = LossScaling()
-        assert "0.041% of the gradients become 0 in fp16, without scaling 36%" in sim.picture.title
+        assert "0.041% of gradients become 0, instead of 36%" in sim.picture.title
         assert ">0.041%<" in sim.svg()  # of the step it opens at: the same as in the title
         assert "step 5,000: all gradients are finite" in sim.svg()
         assert "without scaling: 36% become 0" in sim.svg()
@@ -268,10 +272,15 @@ class TestPicture:
         bad = LossScaling(**LossScaling.states[2].values)
         assert bad.result.largest == "0"
         assert "all gradients are 0, which is finite: the optimizer steps with nothing" in bad.svg()
+        assert "largest: about 2⁻²⁷, stored as 0" in bad.svg()
 
     def test_a_doubled_scale_that_overflows_is_told(self):
         assert "doubled: inf, halved again" in LossScaling().svg()
-        assert "doubled: inf" not in LossScaling(scale_power=0).svg()
+        assert "65,536: inf, skipped, halved" in LossScaling().svg()
+        none = LossScaling(scale_power=0).svg()
+        assert "doubled: inf" not in none
+        assert ">begins at 1<" in none
+        assert ">none<" in none  # skipped
 
     def test_every_part_of_fp16_is_named_beside_its_colour(self):
         text = LossScaling().svg()
@@ -353,4 +362,4 @@ class TestStates:
         assert not low.skipped
         assert low.shares(low.scale).zero > 0.2
         assert bad.shares(bad.scale).zero == bad.shares(bad.scale_in(STEPS + 1)).zero == 1  # as in the headline
-        assert "halved by each bad batch: in the end 100%" in bad.finding
+        assert "Bad batches halve the scale: by step 1,900, 100%" in bad.finding

@@ -30,10 +30,22 @@ class LossScaling(Simulator[Run]):
             16,
             STEPS,
             0,
-            "65,536 is too large: one step is lost, and the scale is found. Click the mark of step 1: what is inf?",
+            "65,536 is too large, and one step is lost. Click the orange mark at step 1: which gradients are inf?",
         ),
-        _state("Begin at 1", 0, STEPS, 0, "No step is lost, but doubling every 2,000 steps comes nowhere."),
-        _state("Bad batches", 16, 1900, 200, "Two batches in a hundred are NaN at any scale; the scaler has no floor."),
+        _state(
+            "Begin at 1",
+            0,
+            STEPS,
+            0,
+            "No step is lost, but doubling every 2,000 steps gets nowhere. Which first scale fits? Drag the dot.",
+        ),
+        _state(
+            "Bad batches",
+            16,
+            1900,
+            200,
+            "Two batches in 100 are NaN at any scale, and the scale has no floor. Drag the step: when is all lost?",
+        ),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

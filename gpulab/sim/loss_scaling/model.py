@@ -117,17 +117,22 @@ class Run(Result):
 
     @property
     def finding(self) -> str:
-        """What became of the scale, and of the gradients at its end."""
+        """What became of the scale, and of the gradients in the step looked at; or why it is skipped."""
+        if self.step in self.skipped:
+            return f"In step {self.step:,} {self.happened}"
         first, last = self.scale_in(1), self.scale_in(STEPS + 1)
-        way = "comes back to where it began"
+        way = "The scale comes back to where it began"
         if last < first:
-            way = "is halved by each bad batch" if self.bad else "is halved until nothing overflows"
+            times = round(math.log2(first / last))
+            halved = {1: "once", 2: "twice"}.get(times, f"{times} times")
+            way = "Bad batches halve the scale" if self.bad else f"Halved {halved}, nothing overflows"
         elif last > first:
             slow = not self.skipped and math.log2(last) < self.floor(0.01)
-            way = "rises too slowly" if slow else "rises until it fits"
-        plain, scaled = (part(self.shares(scale).zero) for scale in (1.0, last))
-        compared = "as without scaling" if plain == scaled else f"without scaling {plain}"
-        return f"The scale {way}: in the end {scaled} of the gradients become 0 in fp16, {compared}"
+            way = "The scale rises too slowly" if slow else "The scale rises until it fits"
+        plain, scaled = (part(self.shares(scale).zero) for scale in (1.0, self.scale))
+        when = f"by step {self.step:,}, " if self.step < STEPS else ""
+        compared = "as without scaling" if plain == scaled else f"instead of {plain}"
+        return f"{way}: {when}{scaled} of gradients become 0, {compared}"
 
     @property
     def happened(self) -> str:

@@ -6,9 +6,9 @@ import math
 from itertools import groupby
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, hatch, length, line, num, polyline, rect, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, num, polyline, rect, text
 
-from ..base.scene import END, Plot, Scale, arrow, between, diamond, line_key, note, picture, pointer, small
+from ..base.scene import END, Plot, Scale, arrow, beside_ends, between, diamond, line_key, note, picture, pointer, small
 from ..base.touch import Grip, clickable, draggable, grasp
 from .model import STEPS, TO_INF, TO_NORMAL, TO_ZERO, Run, part, power_of_two, size
 
@@ -16,7 +16,7 @@ LEFT, RIGHT = MARGIN, END
 LOW, HIGH = -64, 28  # the powers of two that the upper picture shows
 POWERS = Scale(LEFT, RIGHT, LOW, HIGH)
 BARS_TOP, AXIS = 92.0, 196.0
-RUN_HIGH, RUN_LOW, RUN_LEFT = 264.0, 402.0, 118.0
+RUN_HIGH, RUN_LOW, RUN_LEFT, RUN_RIGHT = 268.0, 402.0, 90.0, 660.0
 
 
 def draw(run: Run) -> Picture:
@@ -37,7 +37,7 @@ def _zones(run: Run) -> list[str]:
         x, wide = POWERS.at(low), POWERS.at(high) - POWERS.at(low)
         middle = x + wide / 2 + 7
         if fill == VERMILLION:
-            body.append(hatch(x, 22, wide, AXIS - 22, stroke=RULE, gap=12))
+            body.append(rect(x, 22, wide, AXIS - 22, fill=RULE, opacity=0.3))
         body.append(rect(x, 22, wide, AXIS - 22, stroke=MUTED))
         body.append(bar(middle - length(name) / 2 - 13, 31, 10, 10, fill=fill))
         body.append(text(middle, 40, name, anchor="middle", halo=True))
@@ -86,68 +86,75 @@ def _shift(run: Run, shift: int) -> list[str]:
 
 
 def _largest(run: Run, shift: int) -> list[str]:
-    x = min(max(POWERS.at(run.largest_power + shift), LEFT + 7), RIGHT - 7)
-    words = between(LEFT, RIGHT, x, AXIS + 36, f"largest: {run.largest}", size=SMALL)
-    return [pointer(x, AXIS - 1, high=12), words]
+    power = run.largest_power + shift
+    x = min(max(POWERS.at(power), LEFT + 7), RIGHT - 7)
+    largest = f"about {power_of_two(math.ceil(power))}, stored as 0" if run.largest == "0" else run.largest
+    words = between(LEFT + 150, RIGHT, x, AXIS + 36, f"largest: {largest}", size=SMALL)
+    return [pointer(x, AXIS - 1, high=12), words, note(LEFT, AXIS + 36, "size of a gradient")]
 
 
 def _scales(run: Run) -> list[str]:
     powers = [math.log2(scale) for _, scale in run.changes]
-    low, high = min(0, 8 * math.floor(min(powers) / 8)), max(24, 8 * math.ceil(max(powers) / 8))
-    plot = Plot(Scale(RUN_LEFT + 8, RIGHT - 8, 0, STEPS), Scale(RUN_LOW, RUN_HIGH, low, high))
+    low = 2 * math.floor((min(*powers, run.floor(0.01), run.ceiling) - 2) / 2)
+    high = 2 * math.ceil((max(*powers, run.floor(0.01), run.ceiling) + 1) / 2)
+    plot = Plot(Scale(RUN_LEFT + 8, RUN_RIGHT - 8, 0, STEPS), Scale(RUN_LOW, RUN_HIGH, low, high))
     along, down = plot.x.at, plot.y.at
     body = [
-        *_corridor(down(run.ceiling), down(run.floor(0.01)), run.step > STEPS / 2),
+        *_corridor(down(run.ceiling), down(run.floor(0.01))),
         note(RUN_LEFT - 9, RUN_HIGH - 13, "scale", anchor="end"),
         small(RUN_LEFT, RUN_HIGH - 13, f"step {run.step:,}: {run.happened}"),
+        note(RUN_LEFT - 9, RUN_LOW + 24, "skipped", anchor="end"),
+        note(RUN_LEFT - 9, RUN_LOW + 42, "step", anchor="end"),
     ]
-    every = 8 if high - low <= 40 else 8 * math.ceil((high - low) / 40)
-    for power in range(low, high + 1, every):
+    every = 2 ** math.ceil(math.log2((high - low) / 7))
+    for power in range(every * math.ceil(low / every), high + 1, every):
         body.append(line(RUN_LEFT - 5, down(power), RUN_LEFT, down(power), stroke=MUTED))
         body.append(note(RUN_LEFT - 9, down(power) + 5, power_of_two(power), anchor="end"))
-    for step in range(0, STEPS + 1, 1000):
-        words = f"{step:,}" if step else "step 1"
-        anchor = "middle" if 0 < step < STEPS else "end" if step else "start"
-        body.append(note(along(step), RUN_LOW + 42, words, anchor=anchor))
+    body += [note(along(step), RUN_LOW + 42, f"{step or 1:,}", anchor="middle") for step in range(0, STEPS + 1, 1000)]
     body.append(plot.curve(_corners(run), stroke=BLUE, width=3))
-    again = next((step for step in run.skipped if step > 1 and run.scale_in(step) > run.scale_in(step - 1)), 0)
-    if again and len(run.changes) <= 10 and down(run.ceiling) - RUN_HIGH > 42:
-        body.append(small(along(again) + 8, down(run.ceiling) - 8, "doubled: inf, halved again", halo=True))
-    body.append(note(RUN_LEFT - 9, RUN_LOW + 24, "skipped", anchor="end"))
     columns = {round(along(step)): step for step in reversed(run.skipped)}
-    if columns:
-        path = "".join(f"M{x} {num(RUN_LOW + 12)}v12" for x in columns)
-        body.append(f'<path d="{path}" stroke="{VERMILLION}" stroke-width="2" fill="none"/>')
+    few = len(columns) <= 40  # more cannot be told apart
+    tops = {x: down(math.log2(run.scale_in(step))) if few else RUN_LOW + 12 for x, step in columns.items()}
+    path = "".join(f"M{x} {num(top)}V{num(RUN_LOW + 24)}" for x, top in tops.items())
+    body.append(f'<path d="{path}" stroke="{VERMILLION}" stroke-width="2" fill="none"/>' if path else "")
+    body += [dot(x, top, 5, fill=VERMILLION) for x, top in tops.items() if few]
+    body += [] if columns else [note(RUN_LEFT, RUN_LOW + 24, "none")]
+    body += _told(run, plot) if len(run.changes) <= 10 else []
     x, y = plot.at(run.step, math.log2(run.scale))
-    cursor = grasp(RUN_LEFT, RUN_HIGH, RIGHT - RUN_LEFT, RUN_LOW - RUN_HIGH + 10)
+    cursor = grasp(RUN_LEFT, RUN_HIGH, RUN_RIGHT - RUN_LEFT, RUN_LOW - RUN_HIGH + 10)
     cursor += line(x, RUN_HIGH, x, RUN_LOW + 10, dash="2 2") + diamond(x, y)
     body.append(draggable(cursor, "Look at step", Grip("step", along(1), along(STEPS), 1, STEPS)))
-    if len(columns) <= 40:
-        for x, step in columns.items():
-            body.append(clickable(grasp(x - 8, RUN_LOW + 10, 16, 18), f"Look at skipped step {step:,}", step=step))
+    for x, step in columns.items() if few else ():
+        body.append(clickable(grasp(x - 8, RUN_LOW + 10, 16, 18), f"Look at skipped step {step:,}", step=step))
     return body
 
 
-def _corridor(ceiling: float, floor: float, left: bool) -> list[str]:
-    """Which scales are too large, and which too small; named at the end where the cursor is not."""
-    wide = RIGHT - RUN_LEFT
-    x, anchor = (RUN_LEFT + 12, "start") if left else (RIGHT - 12, "end")
+def _told(run: Run, plot: Plot) -> list[str]:
+    """What the scale begins with, and what comes of it when it is doubled, above the line."""
+    first = (
+        f"{size(run.scale_in(1))}: inf, skipped, halved" if 1 in run.skipped else f"begins at {size(run.scale_in(1))}"
+    )
+    again = next((step for step in run.skipped if step > 1 and run.scale_in(step) > run.scale_in(step - 1)), 0)
+    body, end = [], 0.0
+    for step, words in ((1, first), (again, "doubled: inf, halved again")):
+        x, y = plot.at(step, math.log2(run.scale_in(step)))
+        if step and x > end:
+            body.append(small(x + 8, y - 9, words, halo=True))
+            end = x + 8 + length(words, SMALL)
+    return body
+
+
+def _corridor(ceiling: float, floor: float) -> list[str]:
+    """Which scales are too large, and which too small; where no scale fits, the two overlap."""
+    wide = RUN_RIGHT - RUN_LEFT
     body = [rect(RUN_LEFT, RUN_HIGH, wide, RUN_LOW - RUN_HIGH, stroke=MUTED)]
+    body.append(rect(RUN_LEFT, RUN_HIGH, wide, ceiling - RUN_HIGH, fill=RULE, opacity=0.3))
+    body.append(rect(RUN_LEFT, floor, wide, RUN_LOW - floor, fill=RULE, opacity=0.3))
+    names = {"too large: inf": (RUN_HIGH + ceiling) / 2, "too small: over 1% are 0": (floor + RUN_LOW) / 2}
     if floor > ceiling:
-        body.append(rect(RUN_LEFT, ceiling, wide, floor - ceiling, fill=GREEN, opacity=0.25))
-    usual = "too small: over 1% of the gradients become 0"
-    thin = "too small: over 1% become 0; only scales in the green band fit"
-    for top, low, clear, words in (  # no scale fits where the two zones overlap
-        (RUN_HIGH, ceiling, RUN_HIGH, "too large: the largest gradient is inf"),
-        (ceiling, floor, ceiling, "the scales that fit"),
-        (floor, RUN_LOW, max(floor, ceiling), thin if 0 < floor - ceiling < 24 else usual),
-    ):
-        if top != ceiling:
-            body.append(hatch(RUN_LEFT, top, wide, low - top, stroke=RULE, gap=12))
-            body.append(rect(RUN_LEFT, top, wide, low - top, stroke=MUTED))
-        if low - clear >= 24:
-            body.append(note(x, clear + 20, words, anchor=anchor, halo=True))
-    return body
+        body.append(rect(RUN_LEFT, ceiling, wide, floor - ceiling, fill=GREEN, opacity=0.5))
+        names["the scales that fit"] = (ceiling + floor) / 2
+    return [*body, *beside_ends(RUN_RIGHT + 8, RUN_LOW, names)]
 
 
 def _corners(run: Run) -> list[tuple[int, float]]:
