@@ -40,8 +40,8 @@ def _zones(run: Run) -> list[str]:
             body.append(rect(x, 22, wide, AXIS - 22, fill=RULE, opacity=0.3))
         body.append(rect(x, 22, wide, AXIS - 22, stroke=MUTED))
         body.append(bar(middle - length(name) / 2 - 13, 31, 10, 10, fill=fill))
-        body.append(text(middle, 40, name, anchor="middle", halo=True))
-        body.append(text(middle, 58, part(share), anchor="middle", weight="bold", halo=True))
+        body.append(text(middle, 40, name, anchor="middle"))
+        body.append(text(middle, 58, part(share), anchor="middle", weight="bold"))
     marks = {power: power_of_two(round(power)) for power in (-56, -40, TO_ZERO, TO_NORMAL)}
     return [*body, *POWERS.ticks(AXIS, marks | {0: "1", TO_INF: "65,504"})]
 
