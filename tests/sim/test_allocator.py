@@ -302,7 +302,18 @@ class TestPicture:
         )
         assert {"b", "c", "36 MiB free in the segment", "40 MiB free on the device", "36 MiB = 47%"} <= set(words)
         assert {"✗ 60 MiB asked", "no free piece is as long; a block cannot cross a segment’s border"} <= set(words)
-        assert "✓ 60 MiB asked" in self.words(Allocator(expandable=True))
+        assert "d=60MiB ✗" in words  # of the script
+        assert "b and c hold the whole segment" in self.words(Allocator(**Allocator.states[1].values))
+        assert "b and c hold the whole segment" not in words
+
+    def test_a_segment_that_has_grown_shows_where_it_ended(self):
+        words = self.words(Allocator(expandable=True))
+        assert {"✓ 60 MiB asked", "old end of the segment", "40 MiB added"} <= set(words)
+        assert "✓ no error, with PYTORCH_ALLOC_CONF=expandable_segments:True" in words
+        marks = [
+            e for e in ET.fromstring(Allocator(expandable=True).svg()).iter() if e.get("stroke-dasharray") == "5 3"
+        ]
+        assert float(marks[0].get("x1")) == pytest.approx(18 + 8.24 * 60, abs=0.1)
 
     @pytest.mark.parametrize(
         ("script", "start", "asked", "words"),
@@ -407,7 +418,7 @@ class TestStates:
         assert fails.finding == Allocator().result.finding
         assert fails.run.now.error
         assert fails.free > 60 * MiB > fails.run.largest
-        assert cache.finding.startswith("empty_cache gave nothing back, d = 60 MiB does not fit")
+        assert cache.finding.startswith("empty_cache gave nothing back, so d = 60 MiB still does not fit")
         assert cache.run.moments[5].given == 0
         before = Allocator(**Allocator.states[1].values | {"step": 5}).result
         assert "gives nothing back: the segment holds a tensor" in before.finding

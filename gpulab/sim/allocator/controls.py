@@ -32,16 +32,20 @@ class Allocator(Simulator[Memory]):
     )
     primary = ("step", "memory", "expandable")
     states = (
-        _state("Free, out of reach", EXAMPLES["fragmentation"], "76 MiB are free, and 60 do not fit. Who sees why?"),
+        _state(
+            "Free, out of reach",
+            EXAMPLES["fragmentation"],
+            "76 MiB are free, and 60 do not fit. Why? Free a block with a click, and allocate 60MiB again.",
+        ),
         _state(
             "empty_cache?",
             EXAMPLES["fragmentation"].replace("d=", "empty_cache; d="),
-            "The usual advice: empty the cache. What can it give back while b and c live? Nothing, and d fails again.",
+            "Why does emptying the cache give nothing back? Click b and c to free them, then empty it again.",
         ),
         _state(
             "Expandable",
             EXAMPLES["fragmentation"],
-            "The same program, one environment variable: the segment grows, and d goes on where the old memory ends.",
+            "The same program, one environment variable. Go one step back: what does the segment do for d?",
             expandable=True,
         ),
     )

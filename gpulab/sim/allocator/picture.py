@@ -6,7 +6,7 @@ from itertools import accumulate
 from string import ascii_lowercase
 
 from virtualgpu.memory.blocks import MiB
-from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ORANGE, PAPER, SKY, VERMILLION
+from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ON, ORANGE, PAPER, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
@@ -14,9 +14,9 @@ from virtualgpu.pictures.svg import (
     Picture,
     bar,
     code,
-    length,
     line,
     lines,
+    polyline,
     rect,
     shape,
     text,
@@ -66,21 +66,18 @@ def _script(result: Memory) -> list[str]:
     if not result.commands:
         return [text(MARGIN, SCRIPT, "The script is empty: write one, such as a=12MiB; free a", fill=MUTED)]
     now, texts = result.step - 1, [one.text for one in result.commands]
-    widths = [max(len(words) * LETTER, length(words, SMALL, bold=True)) + 18 for words in texts]
-    first, x, room = 0, LABELS + 16, END - LABELS - 32
-    while sum(widths[first : now + 2]) > room and first < now:
-        first += 1
-    last = first + sum(end <= room for end in accumulate(widths[first:]))
-    body = [note(MARGIN, SCRIPT, f"step {result.step} of {len(texts)}")]
+    wide = max(len(words) + 2 * ("=" in words) for words in texts) * LETTER + 14  # with a sign where it fails
+    fit = int((END - LABELS - 32) // wide)
+    first = max(0, min(now + 2, len(texts)) - fit)
+    body, x = [note(MARGIN, SCRIPT, f"step {result.step} of {len(texts)}")], LABELS + 16
     body += [note(LABELS, SCRIPT, "…")] if first else []
-    for place in range(first, last):
-        present, long = place == now, widths[place]
-        box = rect(x - 5, SCRIPT - 15, long - 4, 21, fill=PAPER)
-        under = line(x, SCRIPT + 5, x + long - 18, SCRIPT + 5, width=3) if present else ""
-        words = code(x, SCRIPT, texts[place], fill=INK if place <= now else MUTED, weight="bold" if present else "")
-        body.append(clickable(box + under + words, f"step {place + 1}: {texts[place]}", step=place + 1))
-        x += long
-    return [*body, note(x, SCRIPT, "…")] if last < len(texts) else body
+    for place, words in list(enumerate(texts))[first : first + fit]:
+        failed = place <= now and result.run.moments[place + 1].error
+        box = rect(x, SCRIPT - 15, wide, 22, fill=RULE if place == now else PAPER, stroke=MUTED)
+        written = code(x + 7, SCRIPT, texts[place] + " ✗" * bool(failed), fill=INK if place <= now else MUTED)
+        body.append(clickable(box + written, f"step {place + 1}: {words}", step=place + 1))
+        x += wide
+    return [*body, note(x + 4, SCRIPT, "…")] if first + fit < len(texts) else body
 
 
 def _palette(result: Memory) -> list[str]:
@@ -88,33 +85,53 @@ def _palette(result: Memory) -> list[str]:
     living = {piece.name for segment in result.run.segments for piece in segment.pieces}
     names = (*ascii_lowercase, *(f"t{number}" for number in range(len(living))))
     name = next(name for name in names if name not in living)
-    body, x = [note(MARGIN, PALETTE, "go on with")], LABELS
+    body, x = [note(MARGIN, PALETTE, "allocate")], LABELS
     for words in SIZES:
         drawn, x = chip(x, PALETTE, words, fill=SKY)
         size = command(drawn, f"Allocate {words}", "script", f"{name}={words}")
         body.append(carried(size, MARGIN, STRIP - 20, END - MARGIN, STRIP_HEIGHT + 40))
-    drawn, _ = chip(x, PALETTE, "empty_cache")
+    drawn, _ = chip(x + 24, PALETTE, "empty_cache")
     body.append(command(drawn, "Empty the cache", "script", "empty_cache()"))  # the bare word is an example
-    return [*body, note(END, PALETTE, "a click allocates, or frees a block", anchor="end")]
+    return [*body, note(END, PALETTE, "click a block: free it", anchor="end")]
 
 
 def _strip(result: Memory) -> list[str]:
     """All memory: segment beside segment with their blocks, then what the driver has, and what was asked for."""
     unit, body, x = (END - MARGIN) / result.capacity, [], MARGIN
     for segment in result.run.segments:
-        long = segment.nbytes * unit
-        body += _segment(segment, x, STRIP, STRIP_HEIGHT, unit)
-        words = f"segment of {mib(segment.nbytes)}, {mib(segment.used)} allocated"
-        body.append(fitted(x, long, STRIP - 7, words, words.split(",")[0], mib(segment.nbytes), fill=MUTED))
-        x += long
+        body += _segment(segment, x, STRIP, STRIP_HEIGHT, unit) + _above(result, segment, x, unit)
+        x += segment.nbytes * unit
     free, middle = mib(result.run.free), STRIP + STRIP_HEIGHT / 2 + 5
-    body.append(rect(x, STRIP, END - x, STRIP_HEIGHT, stroke=MUTED) if result.run.free else "")
+    body.append(rect(x, STRIP, END - x, STRIP_HEIGHT, stroke=MUTED, dash="5 3") if result.run.free else "")
     body.append(fitted(x, END - x, middle, f"{free} free on the device", f"{free} free", free, fill=MUTED))
     apart = round_step(result.capacity / MiB / 9)
     last = int(result.capacity / MiB / apart)
     sizes = {mark * apart: f"{mark * apart:g}{' MiB' * (0 < mark < last)}" for mark in range(last + 1)}
     body += Scale(MARGIN, END, 0, result.capacity / MiB).ticks(STRIP + STRIP_HEIGHT, sizes)
     return [*body, *_asked(result, unit)]
+
+
+def _above(result: Memory, segment: Segment, x: float, unit: float) -> list[str]:
+    """Why an emptied cache has left a segment, or what has been added to it; else how much of it is allocated."""
+    names = [piece.name for piece in segment.pieces if piece.name]
+    now, end, y = result.run.now, x + segment.nbytes * unit, STRIP - 8
+    if result.expandable and 0 < now.taken < segment.nbytes and names[-1:] == [result.commands[result.step - 1].name]:
+        added = end - now.taken * unit
+        mark = line(added, STRIP - 20, added, STRIP + STRIP_HEIGHT, width=2, dash="5 3")
+        words = small(added - 7, y, "old end of the segment", anchor="end") if added - x > 190 else ""
+        return [mark, words, fitted(added, end - added, y, f"{mib(now.taken)} added", f"+ {mib(now.taken)}")]
+    if result.emptied and names:
+        starts = accumulate((piece.nbytes * unit for piece in segment.pieces), initial=x)
+        sides = [
+            (at, at + piece.nbytes * unit) for at, piece in zip(starts, segment.pieces, strict=False) if piece.name
+        ]
+        left, right = sides[0][0] + 1, sides[-1][1] - 1
+        who = " and ".join(names) if len(names) < 4 else f"{len(names)} tensors"
+        who += " hold" if names[1:] else " holds"
+        bracket = polyline([(left, STRIP - 3), (left, y), (right, y), (right, STRIP - 3)], width=2)
+        return [bracket, fitted(x, end - x, y - 5, f"{who} the whole segment", f"{who} it")]
+    words = f"segment of {mib(segment.nbytes)}, {mib(segment.used)} allocated"
+    return [fitted(x, end - x, y, words, words.split(",")[0], mib(segment.nbytes), fill=MUTED)]
 
 
 def _segment(segment: Segment, x: float, y: float, high: float, unit: float) -> list[str]:
@@ -141,7 +158,10 @@ def _asked(result: Memory, unit: float) -> list[str]:
         elif failed.shortage.tried > result.free:
             words = f"only {mib(result.free)} are free"
     x = min(MARGIN + _start(result, "" if failed else one.name) * unit, END - size * unit)
-    inside = fitted(x, size * unit, ASKED + 15, f"{sign} {asked} asked", sign)
+    border = MARGIN + result.run.now.reserved * unit
+    cut = bool(failed) and x < border < x + size * unit  # by the end of what is reserved
+    inside = fitted(x, border - x if cut else size * unit, ASKED + 15, f"{sign} {asked} asked", sign)
+    inside += line(border, ASKED - 3, border, ASKED + 23, width=3) if cut else ""
     middle = x + size * unit / 2
     below = between(MARGIN, END, middle, ASKED + 37, words, size=SMALL, weight="bold") if words else ""
     return [rect(x, ASKED, size * unit, 20, stroke=stroke, dash="7 4" * bool(failed), edge=2), inside, below]
@@ -178,15 +198,15 @@ def _piece(piece: Piece, x: float, y: float, high: float, unit: float) -> str:
     long, middle = piece.nbytes * unit, y + high / 2 + 5
     size = mib(piece.nbytes)
     if not piece.name:
-        words = fitted(x, long, middle, f"{size} free in the segment", f"{size} free", size, fill=MUTED)
-        return named(rect(x, y, long, high, fill=PAPER) + words, f"free in a segment: {size}")
+        words = fitted(x, long, middle, f"{size} free in the segment", f"{size} free", size)
+        return named(rect(x, y, long, high, fill=RULE, opacity=0.5) + words, f"free in a segment: {size}")
     wasted = (piece.nbytes - piece.requested) * unit
     box = rect(x, y, long, high, fill=SKY, stroke=EDGE)
     if wasted >= 2:
         box += bar(x + long - wasted, y, wasted, high, fill=ORANGE, hatched=True)
     two = high > 40
-    box += fitted(x, long - wasted, middle - 9 * two, piece.name)
-    box += fitted(x, long - wasted, middle + 9, size) if two else ""
+    box += fitted(x, long - wasted, middle - 9 * two, piece.name, fill=ON)
+    box += fitted(x, long - wasted, middle + 9, size, fill=ON) if two else ""
     return named(command(box, f"Free {piece.name}, {size}", "script", f"free {piece.name}"), f"{piece.name}: {size}")
 
 
@@ -197,7 +217,10 @@ def _counts(result: Memory) -> list[str]:
         ("reserved", mib(now.reserved)),
         ("free in segments and on the device", mib(result.free)),
         ("largest request that still fits", mib(result.run.largest)),
-        ("free, but out of its reach", f"{mib(result.free - result.run.largest)} = {percent(result.fragmentation)}"),
+        (
+            "free, but not in the largest piece",
+            f"{mib(result.free - result.run.largest)} = {percent(result.fragmentation)}",
+        ),
     )
     told = readouts(MARGIN, CHART_LEFT - 50, COUNTS + 13, rows, apart=20)
     pieces = (piece for segment in result.run.segments for piece in segment.pieces if piece.name)
@@ -231,11 +254,12 @@ def _chart(result: Memory) -> list[str]:
 
 
 def _foot(result: Memory) -> list[str]:
-    """The error, shortened to what counts here."""
-    if not result.run.now.error:
-        return []
-    start, _, rest = str(result.run.now.error).partition(" Including")
-    reserved = rest.partition("by PyTorch, and ")[2].partition("unallocated.")[0]
-    folded = wrap(f"torch.OutOfMemoryError: {start} … {reserved}unallocated.", END - MARGIN - 24, SMALL)
-    frame = rect(MARGIN, FOOT, END - MARGIN, 10 + 17.6 * len(folded), stroke=VERMILLION, radius=6)
+    """The error, shortened to what counts here; else that there is none."""
+    words, stroke = "✓ no error" + ", with PYTORCH_ALLOC_CONF=expandable_segments:True" * result.expandable, GREEN
+    if result.run.now.error:
+        start, _, rest = str(result.run.now.error).partition(" Including")
+        reserved = rest.partition("by PyTorch, and ")[2].partition("unallocated.")[0]
+        words, stroke = f"torch.OutOfMemoryError: {start} … {reserved}unallocated.", VERMILLION
+    folded = wrap(words, END - MARGIN - 24, SMALL)
+    frame = rect(MARGIN, FOOT, END - MARGIN, 10 + 17.6 * len(folded), stroke=stroke, radius=6)
     return [frame, lines(MARGIN + 12, FOOT + 18, folded, size=SMALL)]

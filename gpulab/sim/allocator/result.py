@@ -59,6 +59,12 @@ class Memory(Result):
         return max(0.0, 1 - self.run.largest / self.free) if self.free >= MiB else 0.0
 
     @property
+    def emptied(self) -> bool:
+        """Whether the cache was emptied in this step, or right before it fails."""
+        place = self.step - bool(self.run.now.error)
+        return place > 0 and self.commands[place - 1].text == "empty_cache"
+
+    @property
     def finding(self) -> str:
         now = self.run.now
         if not self.step:
@@ -92,19 +98,17 @@ class Memory(Result):
         if self.run.largest >= command.nbytes:
             whole = "a request below 10 MiB that finds no block takes a whole segment"
             return f"{command.words} fails where {mib(self.run.largest)} would fit: {whole}"
-        before, vain = self.commands[max(self.step - 2, 0)], ""
-        if before.text == "empty_cache" and not self.run.moments[-2].given:
-            vain = "empty_cache gave nothing back, "
+        if self.emptied and not self.run.moments[-2].given:
+            return f"empty_cache gave nothing back, so {command.words} still does not fit"
         free = f"at most {mib(self.run.largest)} of the {mib(self.free)} free are in one piece"
-        return f"{vain}{command.words} does not fit: {free}"
+        return f"{command.words} does not fit: {free}"
 
     def _allocated(self, command: Command, asked: int, now: Moment, before: Moment) -> str:
         if now.retried:
             gave = f"the allocator gave {mib(now.given)} of its cache back and took {mib(now.taken)}, a slow retry"
             return f"{command.words} found the device full: {gave}"
         if now.taken and self.expandable:
-            grown = f"{command.words} lets its segment grow by {mib(now.taken)}"
-            return f"{grown}: the new memory goes on where the old ends, as one piece"
+            return f"{command.words} fits: its segment grows by {mib(now.taken)}, old and new in one piece"
         if now.taken:
             rest = now.taken - now.block
             found = f"{command.words} takes {mib(now.taken)} from the driver"
@@ -129,7 +133,7 @@ class Memory(Result):
             ("free in segments", mib(self.cached), "virtual"),
             ("free on the device", mib(self.run.free), "virtual"),
             ("largest request that still fits", mib(self.run.largest), "virtual"),
-            ("fragmentation", f"{percent(self.fragmentation)} of what is free is out of its reach", "virtual"),
+            ("fragmentation", f"{percent(self.fragmentation)} of what is free is not in the largest piece", "virtual"),
             ("retries with an emptied cache", str(self.run.retries), "virtual"),
             ("out of memory", count(self.run.failures, "time"), "virtual"),
         ]
