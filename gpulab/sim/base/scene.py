@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from virtualgpu.pictures.style import INK, MUTED, PAPER, RULE
+from virtualgpu.pictures.style import INK, MUTED, ON, PAPER, RULE
 from virtualgpu.pictures.svg import BODY, MARGIN, SMALL, Picture, bar, key, length, line, polyline, rect, shape, text
 
 from .simulator import Result
@@ -148,7 +148,8 @@ def chip(
     """Words in a frame that fits them, its left edge at `x`."""
     wide = length(words, SMALL) + 16  # bold words have room too
     frame = rect(x, base - 15, wide, 21, fill=fill, stroke=stroke, radius=radius)
-    return Chip(frame + small(x + wide / 2, base, words, anchor="middle", weight=weight), x + wide + 6)
+    ink = INK if fill in (PAPER, RULE) else ON
+    return Chip(frame + small(x + wide / 2, base, words, anchor="middle", weight=weight, fill=ink), x + wide + 6)
 
 
 def readouts(left: float, right: float, base: float, rows: Iterable[tuple[str, str]], *, apart: float) -> list[str]:
