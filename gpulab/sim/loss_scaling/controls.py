@@ -33,19 +33,9 @@ class LossScaling(Simulator[Run]):
             "65,536 is too large, and one step is lost. Click the orange mark at step 1: which gradients are inf?",
         ),
         _state(
-            "Begin at 1",
-            0,
-            STEPS,
-            0,
-            "No step is lost, but doubling every 2,000 steps gets nowhere. Which first scale fits? Drag the dot.",
+            "Begin at 1", 0, STEPS, 0, "Doubling every 2,000 steps gets nowhere. Which first scale fits? Drag the dot."
         ),
-        _state(
-            "Bad batches",
-            16,
-            1900,
-            200,
-            "Two batches in 100 are NaN at any scale, and the scale has no floor. Drag the step: when is all lost?",
-        ),
+        _state("Bad batches", 16, 1900, 200, "2 batches in 100 are NaN at any scale. Drag the step: when is all lost?"),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

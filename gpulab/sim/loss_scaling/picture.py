@@ -131,9 +131,8 @@ def _scales(run: Run) -> list[str]:
 
 def _told(run: Run, plot: Plot) -> list[str]:
     """What the scale begins with, and what comes of it when it is doubled, above the line."""
-    first = (
-        f"{size(run.scale_in(1))}: inf, skipped, halved" if 1 in run.skipped else f"begins at {size(run.scale_in(1))}"
-    )
+    first = size(run.scale_in(1))
+    first = f"{first}: inf, skipped, halved" if 1 in run.skipped else f"begins at {first}"
     again = next((step for step in run.skipped if step > 1 and run.scale_in(step) > run.scale_in(step - 1)), 0)
     body, end = [], 0.0
     for step, words in ((1, first), (again, "doubled: inf, halved again")):

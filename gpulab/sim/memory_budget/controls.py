@@ -34,10 +34,7 @@ class MemoryBudget(Simulator[Budget]):
     primary = ("model", "batch", "ranks")
     states = (
         _state(
-            "One GPU",
-            1,
-            "ddp",
-            "12.6 GiB of weights: what else fills an 80 GB GPU? Drag the bar’s end: which part grows?",
+            "One GPU", 1, "ddp", "12.6 GiB of weights: what else fills an 80 GB GPU? Pull the bar’s end: what grows?"
         ),
         _state(
             "8 ranks, DDP", 8, "ddp", "Eight GPUs, eight copies: what is new in the bar? Click ZeRO-1: who has less?"

@@ -53,7 +53,7 @@ def _bars(result: Budget, full: Scale) -> list[str]:
     at = {batch: full.beyond(result.job.moments(batch)[0].total) for batch in (1, result.batch, most)}
     x = at[result.batch]
     handle = grasp(x - 10, BARS - 2, 24, BAR + 4) + rect(x, BARS + 4, 8, BAR - 8, fill=PAPER, stroke=INK, radius=4)
-    words = note(x + 24 + length(amount(result.moments[0].total), bold=True), BARS + 24, "↔ batch")
+    words = note(x + 24 + length(amount(result.moments[0].total), bold=True), BARS + 24, "↔ batch", halo=True)
     return [*body, Live(draggable(handle, "Batch per rank", Grip("batch", at[1], at[most], 1, most)) + words)]
 
 
@@ -114,11 +114,10 @@ def _names(parts: list[Part], base: float) -> list[str]:
 def _gpus(result: Budget, full: Scale) -> list[str]:
     peak = result.peak.total
     x, y = full.at(peak), GPUS - 6
-    needed = small(x - 8, y, f"{amount(peak)} needed", anchor="end", weight="bold", halo=True)
     return [
         line(x, BARS + result.at_end * APART + BAR, x, GPUS + len(result.fits) * ROW + 4, width=2, dash="5 3"),
         note(MARGIN, y, "GPU, GiB (recorded)"),
-        needed,
+        small(x - 8, y, f"{amount(peak)} needed", anchor="end", weight="bold", halo=True),
         note(ANSWER, y, "is it enough?"),
         *(_gpu(fit, GPUS + place * ROW, peak, full) for place, fit in enumerate(result.fits)),
     ]

@@ -8,7 +8,21 @@ from itertools import groupby
 
 from virtualgpu.pictures.palette import MEMORY
 from virtualgpu.pictures.style import EDGE, INK, MUTED, PAPER, PURPLE, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, key, line, num, polyline, rect, shape, text
+from virtualgpu.pictures.svg import (
+    MARGIN,
+    SMALL,
+    Live,
+    Picture,
+    dot,
+    hatch,
+    key,
+    line,
+    num,
+    polyline,
+    rect,
+    shape,
+    text,
+)
 
 from ..base.lanes import Axis, Stretch, blocks, cursor, playhead, round_step
 from ..base.scene import END, Plot, Scale, between, fitted, keys, note, picture, pointer, small
@@ -54,20 +68,10 @@ def _layers(step: Step) -> list[str]:
         for layer in layers:
             interior, has_input = step.state[layer]
             stage = "" if interior else stages.get(layer, "")
-            fill = PURPLE if interior and step.sizes.interior > step.sizes.boundary else PAPER
-            fill = RULE if stage == "backward" else fill
-            left, room = (x + thin, wide - thin) if has_input else (x, wide)
-            found.append(
-                bar(
-                    left,
-                    STRIP,
-                    room,
-                    STRIP_HIGH,
-                    fill=fill,
-                    hatched=stage == "forward",
-                    stroke=PAPER if fill == RULE else RULE,
-                )
-            )
+            fill, edge = (RULE, PAPER) if stage == "backward" else (PAPER, RULE)
+            fill = PURPLE if interior and step.sizes.interior > step.sizes.boundary else fill
+            found.append(rect(x, STRIP, wide, STRIP_HIGH, fill=fill, stroke=edge))
+            found.append(hatch(x, STRIP, wide, STRIP_HIGH, stroke=RULE) if stage == "forward" else "")
             if has_input:
                 found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=SKY, stroke=EDGE))
             if layer == now.layer:
@@ -150,10 +154,8 @@ def _phases(step: Step) -> list[str]:
     if not again:
         return [*found, small(LEFT, y, "Every layer keeps its inside until its backward pass.")]
     found += [small(LEFT - 7, low + 12, "again", anchor="end"), blocks(axis, again, low, 13, fill=INK)]
-    if len(again) <= 12:
-        found += [
-            rect(axis.x(start), TOP, axis.seen(end - start), low - TOP, fill=INK, opacity=0.12) for start, end in again
-        ]
+    for start, end in again if len(again) <= 12 else ():
+        found.append(rect(axis.x(start), TOP, axis.seen(end - start), low - TOP, fill=INK, opacity=0.12))
     words = f"{step.recomputed} of {step.sizes.layers} layers are computed again: {percent(step.extra)} more compute"
     why = "The last segment stays, as backward begins with it and needs it at once."
     if step.again[-1]:
@@ -182,10 +184,7 @@ def _choice(step: Step) -> list[str]:
     plot = Plot(Scale(PANEL, END, 0, 1), Scale(BASE, BASE - BARS, 0, most))
     pitch = bars.at(2) - bars.at(1)
     wide = min(pitch - (1 if pitch > 3 else 0), 40)
-    found = [
-        note(PANEL, plot.y.end - 16, "activations kept, GiB"),
-        *plot.levels({0: "0", most: f"{most:.3g}"}),
-    ]
+    found = [note(PANEL, plot.y.end - 16, "activations kept, GiB"), *plot.levels({0: "0", most: f"{most:.3g}"})]
 
     def place(number: int) -> tuple[float, float]:
         """The middle of a bar's upper edge."""
