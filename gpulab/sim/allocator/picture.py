@@ -14,6 +14,7 @@ from virtualgpu.pictures.svg import (
     Picture,
     bar,
     code,
+    length,
     line,
     lines,
     polyline,
@@ -66,7 +67,8 @@ def _script(result: Memory) -> list[str]:
     if not result.commands:
         return [text(MARGIN, SCRIPT, "The script is empty: write one, such as a=12MiB; free a", fill=MUTED)]
     now, texts = result.step - 1, [one.text for one in result.commands]
-    wide = max(len(words) + 2 * ("=" in words) for words in texts) * LETTER + 14  # with a sign where it fails
+    signed = [words + " ✗" * ("=" in words) for words in texts]  # where it fails
+    wide = max(max(len(words) * LETTER, length(words, SMALL)) for words in signed) + 14
     fit = int((END - LABELS - 32) // wide)
     first = max(0, min(now + 2, len(texts)) - fit)
     body, x = [note(MARGIN, SCRIPT, f"step {result.step} of {len(texts)}")], LABELS + 16

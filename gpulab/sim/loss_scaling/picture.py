@@ -137,8 +137,8 @@ def _told(run: Run, plot: Plot) -> list[str]:
     body, end = [], 0.0
     for step, words in ((1, first), (again, "doubled: inf, halved again")):
         x, y = plot.at(step, math.log2(run.scale_in(step)))
-        if step and x > end:
-            body.append(small(x + 8, y - 9, words, halo=True))
+        if step and end < x < RUN_RIGHT - 8 - length(words, SMALL):
+            body.append(small(x + 8, max(y - 9, plot.y.end + 14), words, halo=True))
             end = x + 8 + length(words, SMALL)
     return body
 

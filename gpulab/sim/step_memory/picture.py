@@ -199,7 +199,8 @@ def _choice(step: Step) -> list[str]:
     if step.jump and chosen in (step.jump - 1, step.jump):
         (before, low), (x, y) = place(step.jump - 1), place(step.jump)
         found.append(polyline([(before, low - 3), (before, y - 3), (x, y - 3)], stroke=VERMILLION, width=2.5))
-        found.append(between(PANEL, END, x, y - 8, f"{step.jump - 1} → {step.jump}", size=SMALL))
+        words = f"{step.jump - 1} → {step.jump}"
+        found.append(between(PANEL, END, x, max(y - 8, plot.y.end - 4), words, size=SMALL))
     found += [note(PANEL, BASE + 17, "1"), note(END, BASE + 17, count(layers, "segment"), anchor="end")]
     found.append(note(END, BASE + 39, "more compute", anchor="end"))
     for row, (words, number) in enumerate((("now", chosen), ("▼ least,", step.best))):
