@@ -10,6 +10,7 @@ from ..base.simulator import Result, Row
 from ..base.words import percent
 
 MOST_UPDATES = 1000
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ class Stored:
 
     @property
     def left(self) -> str:
-        """What the updates leave of the number, in per cent, if it was there."""
-        return f"{show(round(100 * self.after / self.asked))}%" if self.fits else "–"
+        """What the updates leave of the number, 0 where it is less than half a per cent of it."""
+        if abs(self.after) < 0.005 * abs(self.asked):
+            return "0"
+        return show(self.after if self.stuck else float(f"{self.after:.3g}"))
 
     @property
     def stuck(self) -> bool:
@@ -162,9 +165,13 @@ def spacings(stored: Stored) -> tuple[float, float]:
     return inner, kind.spacing(value)
 
 
-def show(value: float, digits: int = 6) -> str:
-    """`70,000`, `0.0221863`, `1e−08`, `−0`, `inf`."""
-    return f"{value:,.{digits}g}".replace("-", "−")
+def show(value: float, digits: int = 0) -> str:
+    """`70,000`, `0.0221863`, `5.96 × 10⁻⁸`, `−0`, `inf`: so many digits, else six, or four beside a power of ten."""
+    words = f"{value:,.{digits or 6}g}"
+    if "e" in words:
+        number, _, power = f"{value:.{(digits or 4) - 1}e}".partition("e")
+        words = f"{number.rstrip('0').rstrip('.')} × 10{str(int(power)).translate(RAISED)}"
+    return words.replace("-", "−")
 
 
 def share(part: float) -> str:
