@@ -116,7 +116,9 @@ def _flow(queue: Queue, axis: Axis) -> list[str]:
         dot(end, top, 3.5, fill=INK),
     ]
     body.append(small(x - 8, HOST + HOST_HIGH + 14, "launched", anchor="end"))
-    return body if stream else [*body, small(end - 8, top - 6, "runs", anchor="end")]  # no room between two streams
+    return (
+        body if stream else [*body, text(end + 8, top - 6, "runs", size=SMALL, halo=True)]
+    )  # no room between two streams
 
 
 def _names(queue: Queue, axis: Axis) -> str:

@@ -45,13 +45,6 @@ class Stored:
         return self.path[-1]
 
     @property
-    def left(self) -> str:
-        """What the updates leave of the number, 0 where it is less than half a per cent of it."""
-        if abs(self.after) < 0.005 * abs(self.asked):
-            return "0"
-        return show(self.after if self.stuck else float(f"{self.after:.3g}"))
-
-    @property
     def stuck(self) -> bool:
         """Whether no update has moved it."""
         return len(self.path) == 1
@@ -83,12 +76,9 @@ class Number(Result):
         it, kind = self.chosen, self.chosen.format
         asked, value = show(self.asked), show(it.value)
         after, exact = show(it.after, 3), show(self.exact, 3)
-        if it.outcome == "overflow":
-            return f"The largest number of {kind.name} is {show(kind.largest)}: {asked} becomes {value}"
-        if it.outcome == "clamped":
-            return (
-                f"The largest number of {kind.name} is {show(kind.largest)}, and it has no inf: {asked} becomes {value}"
-            )
+        if it.outcome in ("overflow", "clamped"):
+            none = ", and it has no inf" if it.outcome == "clamped" else ""
+            return f"The largest number of {kind.name} is {show(kind.largest)}{none}: {asked} becomes {value}"
         if it.outcome == "underflow":
             return f"The smallest number of {kind.name} above 0 is {show(kind.smallest, 3)}: {asked} becomes {value}"
         if kind is TF32:

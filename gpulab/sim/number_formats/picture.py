@@ -61,12 +61,13 @@ def _table(number: Number, top: float) -> list[str]:
     return body + _power(number, first, top)
 
 
-def _after(number: Number, stored: Stored, base: float) -> str:
-    """What the updates have left, and whether that is right."""
-    if stored.format is TF32 or not stored.fits:
-        return note(AFTER, base, "as fp32" if stored.format is TF32 else "–", anchor="end")
-    right = abs(stored.after - number.exact) < 0.005 * abs(number.asked)
-    return small(AFTER, base, f"{'✓' if right else '✗'} {stored.left}", anchor="end")
+def _after(number: Number, it: Stored, base: float) -> str:
+    """What the updates have left, and whether that is right: to half a per cent of the number."""
+    if it.format is TF32 or not it.fits:
+        return note(AFTER, base, "as fp32" if it.format is TF32 else "–", anchor="end")
+    sign = "✓" if abs(it.after - number.exact) < 0.005 * abs(it.asked) else "✗"
+    left = it.after if it.stuck else float(f"{it.after:.3g}")
+    return small(AFTER, base, f"{sign} {show(left if abs(left) >= 0.005 * abs(it.asked) else 0)}", anchor="end")
 
 
 def _cells(x: float, y: float, count: int, colour: str) -> list[str]:
@@ -197,11 +198,11 @@ def _sentence(number: Number) -> str:
     if it.format is TF32:
         return "no weight is kept in tf32: the updates are those of fp32"
     if it.outcome == "underflow":
-        return f"{show(it.asked)} is {_times(abs(it.asked) / spacings(it)[0])} there: stored as {value}"
+        return f"{show(it.asked)} is {_times(abs(it.asked) / spacings(it)[0])}: stored as {value}"
     if not it.fits:
         return f"{show(it.asked)} is beyond the last number: stored as {value}"
-    words = f"one update, {show(number.change)}, is {_times(abs(number.change) / spacings(it)[0])}: "
-    return words + (f"rounded back to {value}" if it.stuck else f"the weight becomes {show(it.path[1])}")
+    words = f"rounded back to {value}" if it.stuck else f"the weight becomes {show(it.path[1])}"
+    return f"update {show(number.change)}: {_times(abs(number.change) / spacings(it)[0])}, {words}"
 
 
 def _parts(it: Stored) -> str:
@@ -215,12 +216,8 @@ def _parts(it: Stored) -> str:
 
 
 def _times(ratio: float) -> str:
-    if ratio >= 1e6:
-        return "over a million spacings"
-    if ratio >= 1:
-        number = f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2g}"
-        return f"{number} spacing{'' if number == '1' else 's'}"
-    return f"{show(ratio, 2)} of the spacing"
+    apart = "times the spacing" if ratio >= 0.995 else "of the way to the next number"
+    return f"{show(ratio, 2 if ratio >= 0.001 else 1)} {apart}"
 
 
 def _ticks(it: Stored, here: float, at: Callable[[float], float]) -> list[str]:
