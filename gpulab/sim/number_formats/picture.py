@@ -239,7 +239,9 @@ def _ticks(it: Stored, here: float, at: Callable[[float], float]) -> list[str]:
             body.append(small(x, AXIS + 62, words, anchor="middle", weight=weight))
             taken.append((x, half))
         if value in it.format.beside(here):
-            apart = show(abs(value - here), 3) + " apart" * (abs(at(value) - middle) > GAP - 1)
+            apart = show(abs(value - here), 2 if abs(value - here) < 1 else 3) + " apart" * (
+                abs(at(value) - middle) > GAP - 1
+            )
             body.append(note((at(value) + middle) / 2, AXIS + 44, apart, anchor="middle"))
             body.append(line(at(value), AXIS + 9, at(value), AXIS + 48, stroke=MUTED))
     if math.isinf(it.value):

@@ -119,16 +119,15 @@ def _point(op: Operation, plot: Plot, *, chosen: bool = False) -> str:
 
 def _label(result: Roofs, rates: Scale, size: str) -> tuple[list[str], Box]:
     """The chosen operation's rate, and where: beside its sign, or below the flat roof with a line up to it."""
-    op, name = result.operation, f"{result.operation.words}, {size}:"
-    found = rate(op.rate) + (" (below)" if op.rate < rates.low else "")
-    x, y, wide = INTENSITIES.at(op.intensity), rates.at(op.rate), length(f"{name} {found}", bold=True)
-    if x + 18 + wide < RIGHT:
-        base = min(y + 20, BOTTOM - 32)
-        return [text(x + 18, base, f"{name} {found}", weight="bold", halo=True)], (x + 18, base - 12, wide, 14)
-    base, lines = min(y + 58, BOTTOM - 50), enumerate((name, found))
-    words = [text(RIGHT - 6, base + 18 * row, one, anchor="end", weight="bold") for row, one in lines]
-    wide = max(length(name, bold=True), length(found, bold=True))
-    return [line(x, y, x, base - 13, stroke=MUTED), *words], (RIGHT - 6 - wide, base - 12, wide, 32)
+    op, x, y = result.operation, INTENSITIES.at(result.operation.intensity), rates.at(result.operation.rate)
+    words = f"{op.words}, {size}:", rate(op.rate) + (" (below)" if op.rate < rates.low else "")
+    wide = max(length(one, bold=True) for one in words)
+    near = x + 24 + wide < RIGHT
+    at, anchor, left = (x + 18, "start", x + 18) if near else (RIGHT - 6, "end", RIGHT - 6 - wide)
+    base = min(y + (20 if near else 58), BOTTOM - 50)
+    body = [] if near else [line(x, y, x, base - 13, stroke=MUTED)]
+    body += [text(at, base + 18 * row, one, anchor=anchor, weight="bold", halo=True) for row, one in enumerate(words)]
+    return body, (left, base - 12, wide, 32)
 
 
 def _marker(name: str, x: float, y: float, *, chosen: bool) -> str:
