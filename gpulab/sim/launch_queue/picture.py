@@ -210,7 +210,7 @@ def _comparison(queue: Queue) -> list[str]:
     """The same step in every mode: each row chooses its own."""
     waits = [("the host waits", VERMILLION, True)] if queue.run.items or queue.run.full else []
     copies = [("copy for .item()", PURPLE, False)] if queue.run.copies else []
-    idle = queue.running < 0.95 or queue.launching < 0.95
+    idle = min(queue.running, total([*queue.run.launches, *queue.run.items, *queue.run.full]) / queue.run.end) < 0.95
     body = [
         text(MARGIN, BELOW, "a step by how it is launched (virtual): click one", weight="bold"),
         *keys(END, BELOW, *waits, *copies, *([("idle", RULE)] if idle else []), ends=True),
