@@ -32,10 +32,7 @@ class TestByHand:
         sim = LaunchQueue()
         assert sim.result.timer == pytest.approx(24 * 5 * US)
         assert sim.result.step == pytest.approx(24 * 20 * US, rel=0.01)
-        assert sim.result.finding == (
-            "A timer without synchronize reads 120 µs a step, the GPU takes 482 µs:"
-            " it has timed the launches, not the work"
-        )
+        assert sim.result.finding == "Without synchronize a timer reads 120 µs a step, but the GPU takes 482 µs"
         assert sim.result.moment == pytest.approx(sim.result.run.unsynchronised, rel=0.01)
 
     def test_the_gpu_works_off_what_was_launched(self):
@@ -51,7 +48,7 @@ class TestByHand:
         gaps = [two[0] - one[1] for one, two in zip(result.run.kernels, result.run.kernels[1:], strict=False)]
         assert gaps == pytest.approx([9 * US] * len(gaps))
         assert result.running == pytest.approx(0.1, rel=0.01)
-        assert result.finding == ("Launch-bound: a kernel is running 10% of the time, else the GPU waits for the host")
+        assert result.finding == ("Launch-bound: a kernel runs 10% of the time, else the GPU waits")
         assert result.timer == pytest.approx(result.step, rel=0.01)  # the timer is right by accident
 
     def test_an_item_waits_for_the_kernels_and_the_copy(self):
@@ -97,7 +94,7 @@ class TestByHand:
         assert result.running > 0.99
         assert result.used == pytest.approx(result.running / 4)
         alone = simulate(**DEFAULT | {"fills": "quarter", "kernel": 5})
-        assert alone.finding == "A kernel is running 99% of the time, yet 25% of the GPU’s capacity is in use"
+        assert alone.finding == "A kernel runs 99% of the time, yet 25% of the GPU’s capacity is in use"
 
     def test_the_host_waits_when_the_queue_holds_1024_launches(self):
         done = run(replace(EAGER, kernels=200, kernel=200))
@@ -206,13 +203,13 @@ class TestPicture:
                 assert abs(float(element.get("x")) - now) > half
 
     def test_a_timer_that_is_wrong_has_a_cross(self):
-        for item, signs in ((0, ["✗", "✓"]), (1, ["✓", "✓"])):
+        for item, signs in ((0, ["✗", "✓"]), (1, ["✓"])):
             assert re.findall(">([✓✗]) timer reads", LaunchQueue(item=item).svg()) == signs
 
     def test_every_stream_has_its_lane(self):
         assert "4 streams" in LaunchQueue(streams=4).svg()
-        one, four = (LaunchQueue(streams=streams).svg().count('fill="none" stroke="#C9C9C9"') for streams in (1, 4))
-        assert (one, four) == (1, 4)
+        one, four = (LaunchQueue(streams=streams).svg().count('fill-opacity="0.6"') for streams in (1, 4))
+        assert four - one == 3
 
     def test_waiting_differs_by_more_than_colour(self):
         assert "waits" in LaunchQueue(item=1).svg()
@@ -231,7 +228,7 @@ class TestStates:
     def test_a_timer_that_lies(self):
         result = LaunchQueue(**LaunchQueue.states[0].values).result
         assert result.timer < 0.3 * result.step
-        assert result.finding.startswith("A timer without synchronize reads")
+        assert result.finding.startswith("Without synchronize a timer reads")
         assert LaunchQueue.states[0].values.items() <= LaunchQueue().values.items()  # it opens with it
 
     def test_launch_bound_and_a_graph_mends_it(self):
@@ -243,7 +240,7 @@ class TestStates:
     def test_item_lets_the_gpu_run_dry(self):
         state = LaunchQueue.states[2].values
         result = LaunchQueue(**state).result
-        assert result.finding.startswith("Each .item() leaves the GPU without work")
+        assert result.finding.startswith("Each .item() leaves the GPU idle")
         assert result.running < 0.7 < 0.95 < simulate(**DEFAULT | state | {"item": 0}).running
 
 

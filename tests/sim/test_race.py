@@ -66,7 +66,7 @@ class TestByHand:
         assert seen.cpu.lanes == seen.gpu_side.lanes == 8 * 2 * 16 == 256
         assert seen.cpu.seconds == pytest.approx(TASK)
         assert seen.speedup == pytest.approx(1 / 3)
-        assert seen.finding.startswith("The CPU wins by 3 ×")
+        assert seen.finding.startswith("The CPU is 3 × as fast")
         assert "a lane of the GPU is 3 times slower" in seen.finding
 
     def test_launch_and_copies_come_on_top(self):
@@ -215,7 +215,7 @@ class TestSimulator:
         sim = Race()
         assert isinstance(sim.result, Contest)
         assert sim.values == DEFAULT
-        assert sim.picture.title == "The GPU’s 256 slow lanes win by 2.1 × against 8 fast ones of the CPU"
+        assert sim.picture.title == "The GPU’s 256 slow lanes are 2.1 × as fast as 8 fast CPU lanes"
         assert "32 of 128 tasks done; 8 at work" in sim.svg()
         assert "0 of 128 tasks done; 128 at work" in sim.svg()
 
@@ -259,7 +259,7 @@ class TestTouch:
         assert "GPU ahead of 1 lane per core from about 49 tasks" in Race().svg()
         assert Race(**Race.states[1].values).svg().count("CPU, all lanes") == 0  # there they are the CPU's
         assert lanes.speedup < 1 / 7
-        assert lanes.finding.startswith("The CPU wins by 7.7 ×")
+        assert lanes.finding.startswith("The CPU is 7.7 × as fast")
         assert large.speedup > 8
         assert large.tasks > large.crossover
         assert "it is ahead from about" in large.finding
@@ -273,7 +273,7 @@ class TestTouch:
     def test_the_dots_are_dragged_where_their_tasks_are_drawn(self, tasks):
         sim = Race(tasks=tasks)
         log, start, end, low, high = self.grip(sim, "tasks")
-        drawn = {float(x) for x in re.findall(r'<circle cx="([\d.]+)"', sim.picture.inner())}
+        drawn = {float(x) for x in re.findall(r'<circle cx="([\d.]+)" cy="[\d.]+" r="7"', sim.picture.inner())}
         assert len(drawn) == 1
         share = (drawn.pop() - start) / (end - start)
         assert log
@@ -300,13 +300,13 @@ class TestTouch:
     @pytest.mark.parametrize(
         ("values", "gpu", "curve"),
         [
-            ({}, "GPU: a toy", "CPU, 1 lane per core"),
+            ({}, "toy GPU", "CPU, 1 lane per core"),
             ({"simd": 8, "gpu": "A100-80"}, "GPU: A100-80", "CPU, 8 lanes per core"),
-            ({"simd": 32}, "GPU: a toy", "CPU"),
+            ({"simd": 32}, "toy GPU", "CPU"),
         ],
     )
     def test_the_gpu_in_use_and_the_cpus_lanes_are_named(self, values, gpu, curve):
-        found = re.findall(r">([GC]PU(?:: .*?|, \d+ lanes? per core)?)<", Race(**values).picture.inner())
+        found = re.findall(r">((?:toy )?[GC]PU(?:: .*?|, \d+ lanes? per core)?)<", Race(**values).picture.inner())
         assert sorted(found) == sorted(["CPU", gpu, curve, "GPU"])
 
     @whole_range

@@ -188,8 +188,7 @@ class TestByHand:
 class TestThingsToTry:
     def test_the_default_state_makes_the_point(self):
         finding = simulate(**DEFAULT).finding
-        assert finding.startswith("This matrix product is compute-bound and reaches 71% of the data sheet’s FP16 peak")
-        assert "GELU is memory-bound, at 0.42%" in finding
+        assert finding == "This matrix product is compute-bound: 71% of the FP16 peak; GELU: 0.42%"
 
     def test_one_row_more_than_the_tiles_of_a_wave(self):
         even = simulate(**DEFAULT | {"rows": 640, "columns": 1024})
@@ -200,7 +199,7 @@ class TestThingsToTry:
 
     def test_a_single_row_reads_all_weights(self):
         result = simulate(**DEFAULT | {"rows": 1})
-        assert result.finding.startswith("This matrix product is memory-bound: it does 1 FLOP per byte")
+        assert result.finding.startswith("This matrix product is memory-bound: 1 FLOP per byte where a T4")
 
     def test_half_precision_helps_gelu_twice_and_a_product_more(self):
         whole, half = (simulate(**DEFAULT | {"dtype": dtype}).operations for dtype in ("fp32", "fp16"))
@@ -215,7 +214,7 @@ class TestThingsToTry:
 
     def test_a_rate_that_is_not_published(self):
         finding = simulate(**DEFAULT | {"gpu": "RTX4090", "dtype": "tf32"}).finding
-        assert "of the data sheet’s FP32 peak; none is published for TF32" in finding
+        assert "of the FP32 peak; none is published for TF32" in finding
 
     def test_what_is_too_small(self):
         result = simulate(**DEFAULT | {"gpu": "H100", "op": "gelu", "rows": 1})
@@ -291,7 +290,7 @@ class TestTouch:
             # five decades and three tenths over 478 pixels, from 0.1
             decades = math.log10(there.intensity / 0.1)
             assert x == pytest.approx(78 + 478 * decades / math.log10(200_000), abs=0.06)
-            assert 58 <= y <= 398
+            assert 26 <= y <= 398
 
     def test_more_rows_lie_to_the_right_along_the_roof(self):
         points = list(simulate(**DEFAULT).by_rows.values())
@@ -311,7 +310,7 @@ class TestTouch:
         low.set(op="gelu")
         assert "(below)" in low.svg()
         assert "(below)" not in Roofline(op="gelu").svg()
-        assert low.result.operation.verdict == "too small to measure"
+        assert low.result.operation.verdict == "launch-bound"
 
     @pytest.mark.parametrize("gpu", list(SPECS))
     def test_the_plot_ends_a_little_above_the_gpus_highest_roof_in_each_dtype(self, gpu):

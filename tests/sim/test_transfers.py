@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from gpulab.sim.transfers.controls import Transfers
 from gpulab.sim.transfers.machine import CONTEXT_BYTES
 from gpulab.sim.transfers.model import BYTES, GPUS, MOST_COMMANDS, SLOTS, read
-from gpulab.sim.transfers.picture import END, LEFT
+from gpulab.sim.transfers.picture import END, LANES, LEFT, PINNED
 from gpulab.sim.transfers.result import simulate
 from virtualgpu.clock import rates
 from virtualgpu.memory.out_of_memory import format_size
-from virtualgpu.pictures import style
+from virtualgpu.pictures import style, svg
 
 from .page import Page
 
@@ -77,9 +77,9 @@ class TestWhatACopyIs:
         result = state()
         assert [held.name for held in result.outcome.host] == ["input_data", "weights", "bias"]
         assert [held.name for held in result.outcome.gpu] == ["input_data_gpu", "weights_gpu"]
-        assert result.finding == "input_data and weights are on the GPU now, and still on the host too: .to copies"
-        assert state("bias to GPU").finding.startswith("bias is on the GPU now, and still on the host too")
-        assert state("all to GPU").finding.startswith("input_data, weights and bias are on the GPU now")
+        assert result.finding == "input_data and weights are now in both memories: .to copies"
+        assert state("bias to GPU").finding.startswith("bias is now in both memories")
+        assert state("all to GPU").finding.startswith("input_data, weights and bias are now in both")
         assert state("all to GPU", "del bias", "input_data to GPU").finding.startswith("input_data and weights are")
 
     def test_the_same_name_lets_the_host_tensor_go(self):
@@ -180,7 +180,7 @@ class TestTime:
         assert lines[True].call == pytest.approx((host.operation_us + host.launch_us) * 1e-6)
         assert lines[False].call > 0.9 * lines[False].copy
         assert (
-            "Nobody waits: the call returns after 15 µs"
+            "The call takes 15 µs, the copy 811 µs; but pinning took 10 ms"
             in state(*commands, "input_data to GPU", pinned=True, non_blocking=True).finding
         )
         assert "changes nothing here" in state(non_blocking=True).finding
@@ -391,22 +391,30 @@ class TestThePicture:
         sim = Transfers(**state)
         out = sim.result.outcome
         calls = [line for line in out.lines if line.call and line.kind != "pinned"]
-        begin = calls[0].began
-        unit = (END - LEFT) / (max(out.finished, out.went_on) - begin)
-        for seconds, fill in (
-            ([(line.began, line.began + line.call) for line in calls], style.VERMILLION),
-            (out.bus, style.ORANGE),
+        begin, left = calls[0].began, LEFT + (PINNED if sim.result.pinning else 0)
+        unit = (END - left) / (max(out.finished, out.went_on) - begin)
+        waited = [] if state["non_blocking"] else out.bus
+        for seconds, fill, top in (
+            ([(line.began, line.began + line.call) for line in calls], style.RULE, LANES),
+            (waited, style.SKY, LANES),
+            (out.bus, style.ORANGE, LANES + 30),
         ):
             found = ET.fromstring(sim.picture.inner()).iter("{http://www.w3.org/2000/svg}rect")
-            drawn = [(float(bar.get("x")), float(bar.get("width"))) for bar in found if bar.get("fill") == fill]
-            expected = [(LEFT + (start - begin) * unit, (end - start) * unit) for start, end in seconds]
-            assert drawn == [pytest.approx(pair, abs=0.06) for pair in expected]
+            bars = [bar for bar in found if (bar.get("fill"), bar.get("y")) == (fill, svg.num(top))]
+            drawn = [(float(bar.get("x")), float(bar.get("width"))) for bar in bars if not bar.get("fill-opacity")]
+            expected = [(left + (start - begin) * unit, (end - start) * unit) for start, end in seconds]
+            assert [pair for pair in drawn if pair[0] >= left] == [pytest.approx(pair, abs=0.06) for pair in expected]
+            assert len(drawn) - len(expected) == (fill == style.SKY and left > LEFT)  # what pins
 
-    def test_a_copy_too_short_for_its_time_has_it_below(self):
-        words = [
-            e.text for e in ET.fromstring(Transfers(**Transfers.states[2].values).picture.inner()).iter() if e.text
+    def test_each_copy_has_its_tensors_name_and_its_time_where_that_fits(self):
+        picture = Transfers(**Transfers.states[2].values).picture
+        found = ET.fromstring(picture.inner()).iter("{http://www.w3.org/2000/svg}text")
+        assert [e.text for e in found if float(e.get("y")) in (LANES + 47, LANES + 68)] == [
+            "the bus copies",
+            "weights",
+            "bias",
+            "input_data: 811 µs",
         ]
-        assert [words.count(time) for time in ("52 µs", "8.1 µs", "811 µs")] == [2, 2, 2]  # in the console, at the bar
 
     def test_the_rate_in_force_comes_first(self):
         assert "pageable 10 GB/s, pinned 24" in Transfers().svg()

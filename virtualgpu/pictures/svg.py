@@ -286,12 +286,3 @@ def code(x: float, y: float, words: str, *, size: float = SMALL, weight: str = "
         f'<text x="{num(x)}" y="{num(y)}" font-size="{num(size)}" fill="{fill}" font-family={quoteattr(family)}'
         f' xml:space="preserve"{extra}>{escape(words)}</text>'
     )
-
-
-def letters(xs: Iterable[float], y: float, words: str, *, size: float = SMALL, fill: str = INK) -> str:
-    """Each letter of `words` centred at its own x, as one piece of SVG."""
-    places = " ".join(num(x) for x in xs)
-    return (
-        f'<text x="{places}" y="{num(y)}" font-size="{num(size)}" fill="{fill}" text-anchor="middle">'
-        f"{escape(words)}</text>"
-    )

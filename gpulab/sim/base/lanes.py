@@ -42,6 +42,8 @@ class Axis(NamedTuple):
         for mark in range(int(self.seconds / apart * 1.0001) + 1):
             x = self.x(mark * apart)
             words = f"{mark * apart * factor:g} {unit}" if mark else "0"
+            if unit == "µs" and mark * apart > 0.9999e-3:
+                words = f"{mark * apart * 1e3:g} ms"
             half = length(words, SMALL) / 2
             if x + half > self.right:
                 break

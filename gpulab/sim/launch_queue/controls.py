@@ -29,17 +29,17 @@ class LaunchQueue(Simulator[Queue]):
         State(
             "A timer that lies",
             {"kernel": 20, "launch": 5, "kernels": 24, "item": 0, "mode": "eager"},
-            "The timer stops when the host has launched all. How far is the GPU then? Drag the line through the lanes.",
+            "Drag the line to where the host has launched all: how far is the GPU then?",
         ),
         State(
             "Launch-bound",
             {"kernel": 4, "launch": 15, "kernels": 24, "item": 0, "mode": "eager"},
-            "A kernel is shorter than its launch: a faster GPU changes nothing. Click CUDA graph in the list of modes.",
+            "A kernel is shorter than its launch. Which way to launch helps most? Click one below.",
         ),
         State(
             ".item() every step",
             {"kernel": 4, "launch": 3, "kernels": 8, "item": 1, "mode": "eager"},
-            "The host waits for each loss; then the GPU waits for the host. Who waits in the gaps? Read it less often.",
+            "Who waits in the gaps? Read the loss less often, under More settings: what is gained?",
         ),
     )
     model = staticmethod(simulate)

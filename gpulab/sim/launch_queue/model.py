@@ -100,6 +100,11 @@ class Run:
         ends = accumulate((end for _, end in self.kernels), max)
         return tuple((at, end - at) for (_, at), end in zip(self.launches, ends, strict=True))
 
+    @property
+    def most(self) -> float:
+        """The most of it."""
+        return max(behind for _, behind in self.backlog)
+
 
 class Apart(Engine):
     """An engine with room for all that comes: kernels of several streams, each a quarter of the GPU."""

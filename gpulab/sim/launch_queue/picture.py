@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from virtualgpu.pictures.style import EDGE, GREEN, INK, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, Picture, bar, dot, length, line, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, rect, shape, text
 
-from ..base.lanes import Axis, Stretch, beside, blocks, cursor, inside, joined, playhead, veil
-from ..base.scene import END, keys, note, picture
+from ..base.lanes import Axis, Stretch, blocks, cursor, inside, joined, playhead, total, veil
+from ..base.scene import END, between, keys, note, picture, small
 from ..base.touch import clickable, grasp, named
 from ..base.words import count, duration, percent
 from .model import MODE_NAMES, MODES, STEPS, Run
@@ -19,11 +19,11 @@ Place = tuple[Stretch, tuple[str, ...], float]  # of words in a lane: when, whic
 
 LEFT, RIGHT = 150.0, 772.0
 HOST, HOST_HIGH = 32.0, 30.0
-AHEAD, AHEAD_HIGH = 76.0, 42.0
-GPU, GPU_HIGH = 130.0, 76.0
+AHEAD, AHEAD_HIGH = 82.0, 42.0
+GPU, GPU_HIGH = 136.0, 76.0
 LOW = GPU + GPU_HIGH + 4
-TIMER, TIMER_HIGH = 226.0, 24.0
-BELOW = 318.0
+TIMER, TIMER_HIGH = 254.0, 24.0
+BELOW = 344.0
 
 
 def draw(queue: Queue) -> Picture:
@@ -48,23 +48,40 @@ def _lanes(done: Run, streams: int) -> tuple[str, ...]:
     axis = Axis(LEFT, RIGHT, done.end)
     solid = axis.seen(max(end - start for start, end in done.launches)) < 1.5  # one bar, with an edge around it
     bars = [
+        rect(LEFT, HOST, RIGHT - LEFT, HOST_HIGH, fill=RULE, opacity=0.6),
         blocks(axis, done.launches, HOST, HOST_HIGH, fill=SKY, stroke=EDGE if solid else _edge(axis, done.launches)),
         blocks(axis, [*done.items, *done.full], HOST, HOST_HIGH, fill=VERMILLION, hatched=True),
+        *_starts(axis, _bounds(done, done.launches, 0), HOST, HOST_HIGH),
         _backlog(done, axis),
     ]
     for stream in range(streams):
         top, high = _lane(stream, streams)
         mine = [kernel for kernel, where in zip(done.kernels, done.streams, strict=True) if where == stream]
-        bars.append(rect(LEFT, top, RIGHT - LEFT, high, stroke=RULE))
-        bars.append(blocks(axis, mine, top, high, fill=GREEN, stroke=_edge(axis, mine)))
+        bars.append(rect(LEFT, top, RIGHT - LEFT, high, fill=RULE, opacity=0.6))
+        bounds = _bounds(done, done.kernels, stream)
+        if len(mine) > STEPS and axis.seen(mine[1][0] - mine[0][0]) < 5:  # stripes too fine to be seen: a tint
+            for start, end in bounds.values():
+                share = total(one for one in mine if start <= one[0] < end) / (end - start)
+                bars.append(rect(axis.x(start), top, axis.seen(end - start), high, fill=PAPER))
+                bars.append(rect(axis.x(start), top, axis.seen(end - start), high, fill=GREEN, opacity=max(share, 0.1)))
+        else:
+            bars.append(blocks(axis, mine, top, high, fill=GREEN, stroke=_edge(axis, mine)))
+        bars += _starts(axis, bounds, top, high)
     top, high = _lane(0, streams)
     return (*bars, blocks(axis, done.copies, top, high, fill=PURPLE, stroke=PURPLE))
+
+
+def _starts(axis: Axis, bounds: dict[int, Stretch], top: float, high: float) -> list[str]:
+    """A line where each step begins that is wide enough for one."""
+    wide = [axis.x(start) for start, end in bounds.values() if axis.seen(end - start) > 6]
+    return [line(x, top, x, top + high, width=1.5) for x in wide]
 
 
 def _words(queue: Queue, axis: Axis) -> list[str]:
     """What is in the bars, beside the moment's line; at the line, what it meets."""
     done, (top, high) = queue.run, _lane(0, queue.work.streams)
     places = _steps(done, done.launches, HOST + 20, done.full) + _steps(done, done.kernels, top + high / 2 + 5)
+    places.append(((done.unsynchronised, done.end), ("idle",), HOST + 20))
     places += [(wait, ("waits",), HOST + 20) for wait in joined([*done.items, *done.full], done.end / 600)]
     found = []
     for (start, end), words, base in places:
@@ -72,13 +89,11 @@ def _words(queue: Queue, axis: Axis) -> list[str]:
             early = queue.moment - start > end - queue.moment
             start, end = (start, queue.moment) if early else (queue.moment, end)
         found.append(inside(axis, (start, end), words, base))
-    said = ["all is done" if queue.moment >= done.end else "the GPU has nothing to run"]
+    said = "all is done" if queue.moment >= done.end else "the GPU has nothing to run"
     if queue.at_work is not None:
-        said = [
-            f"{queue.name(queue.at_work)}: {queue.waited(queue.at_work)}",
-            f"{duration(queue.behind)} of work waits",
-        ]
-    return [*found, *beside(axis.x(queue.moment), AHEAD + 16, *said)]
+        said = f"{queue.name(queue.at_work)}: {queue.waited(queue.at_work)}; {duration(queue.behind)} of work is left"
+    said = f"at {duration(queue.moment)}, {said}"
+    return [*found, between(LEFT, END, axis.x(queue.moment), LOW + 16, said, size=SMALL)]
 
 
 def _lane(stream: int, streams: int) -> tuple[float, float]:
@@ -93,13 +108,17 @@ def _flow(queue: Queue, axis: Axis) -> list[str]:
     if queue.at_work is None:
         return []
     launched, started = queue.run.launches[queue.at_work][1], queue.run.kernels[queue.at_work][0]
-    top, _ = _lane(queue.run.streams[queue.at_work], queue.work.streams)
-    x, end = axis.x(launched), axis.x(started)
-    return [
+    stream = queue.run.streams[queue.at_work]
+    x, end, top = axis.x(launched), axis.x(started), _lane(stream, queue.work.streams)[0]
+    body = [
         line(x, HOST + HOST_HIGH, end, top, width=2),
         dot(x, HOST + HOST_HIGH, 3.5, fill=INK),
         dot(end, top, 3.5, fill=INK),
     ]
+    body.append(small(x - 8, HOST + HOST_HIGH + 14, "launched", anchor="end"))
+    return (
+        body if stream else [*body, text(end + 8, top - 6, "runs", size=SMALL, halo=True)]
+    )  # no room between two streams
 
 
 def _names(queue: Queue, axis: Axis) -> str:
@@ -115,23 +134,28 @@ def _names(queue: Queue, axis: Axis) -> str:
 
 def _edge(axis: Axis, stretches: Sequence[Stretch]) -> str:
     """An edge sets bars apart that are wide enough for one."""
-    return INK if stretches and axis.seen(max(end - start for start, end in stretches)) >= 4 else ""
+    return INK if stretches and axis.seen(max(end - start for start, end in stretches)) >= 5 else ""
 
 
 def _steps(done: Run, stretches: Sequence[Stretch], base: float, apart: Sequence[Stretch] = ()) -> list[Place]:
     """When each step is launched, or runs in the first stream, and its name; not where `apart` has part in it."""
-    bounds: dict[int, Stretch] = {}
-    for stretch, step, stream in zip(stretches, done.steps, done.streams, strict=True):
-        if stream == 0:
-            bounds[step] = (bounds.get(step, stretch)[0], stretch[1])
+    bounds = _bounds(done, stretches, 0)
     free = {n: b for n, b in bounds.items() if not any(one < b[1] and b[0] < other for one, other in apart)}
     return [(bound, (f"step {step + 1}", str(step + 1)), base) for step, bound in free.items()]
 
 
+def _bounds(done: Run, stretches: Sequence[Stretch], stream: int) -> dict[int, Stretch]:
+    """From when until when each step is launched or runs in the stream."""
+    bounds: dict[int, Stretch] = {}
+    for stretch, step, where in zip(stretches, done.steps, done.streams, strict=True):
+        if where == stream:
+            bounds[step] = (bounds.get(step, stretch)[0], stretch[1])
+    return bounds
+
+
 def _backlog(done: Run, axis: Axis) -> str:
     """How far the host is ahead: it rises with each launch and falls as time goes by."""
-    most = max(behind for _, behind in done.backlog)
-    low, unit = AHEAD + AHEAD_HIGH, AHEAD_HIGH / max(most, done.end / 4)  # a host that is hardly ahead looks so
+    low, unit = AHEAD + AHEAD_HIGH, AHEAD_HIGH / max(done.most, done.end / 25)  # a host that is hardly ahead looks so
     points = [(axis.left, low)]
     ahead = last = 0.0  # how far, and since when
     for at, behind in done.backlog:
@@ -159,7 +183,7 @@ def _labels(queue: Queue) -> list[str]:
         text(MARGIN, HOST + 20, "host launches"),
         text(END, HOST + 20, percent(queue.launching), anchor="end", weight="bold"),
         text(MARGIN, AHEAD + 18, "in the queue"),
-        note(MARGIN, AHEAD + 36, "launched, not run"),
+        note(MARGIN, AHEAD + 36, f"up to {duration(queue.run.most)}"),
         line(LEFT, AHEAD + AHEAD_HIGH, RIGHT, AHEAD + AHEAD_HIGH, stroke=RULE),
         text(MARGIN, GPU + 34, queue.gpu or "GPU"),
         note(MARGIN, GPU + 52, count(queue.work.streams, "stream")),
@@ -168,15 +192,13 @@ def _labels(queue: Queue) -> list[str]:
 
 
 def _timers(queue: Queue, axis: Axis) -> list[str]:
-    """What each reads, and whether that is right, to a twentieth."""
-    body = []
-    for row, (name, seconds) in enumerate(
-        (("no synchronize", queue.run.unsynchronised), ("synchronize", queue.run.end))
-    ):
-        top = TIMER + row * (TIMER_HIGH + 8)
-        sign = "✓" if seconds > 0.95 * queue.run.end else "✗"
+    """What each reads, and whether that is right, to a twentieth; one row where they agree."""
+    body, rows = [], [("no synchronize", queue.run.unsynchronised, "✗"), ("synchronize", queue.run.end, "✓")]
+    if queue.run.unsynchronised > 0.95 * queue.run.end:
+        rows = [("both timers", queue.run.end, "✓")]
+    for row, (name, seconds, sign) in enumerate(rows):
+        top, wide = TIMER + row * (TIMER_HIGH + 8), axis.seen(seconds)
         words = f"{sign} timer reads {duration(seconds)}: {duration(seconds / STEPS)} a step"
-        wide = axis.seen(seconds)
         outside = LEFT + wide + 8 + length(words, bold=True) <= END
         body.append(text(MARGIN, top + 17, name))
         body.append(bar(LEFT, top, wide, TIMER_HIGH, fill=RULE))
@@ -188,9 +210,10 @@ def _comparison(queue: Queue) -> list[str]:
     """The same step in every mode: each row chooses its own."""
     waits = [("the host waits", VERMILLION, True)] if queue.run.items or queue.run.full else []
     copies = [("copy for .item()", PURPLE, False)] if queue.run.copies else []
+    idle = min(queue.running, total([*queue.run.launches, *queue.run.items, *queue.run.full]) / queue.run.end) < 0.95
     body = [
         text(MARGIN, BELOW, "a step by how it is launched (virtual): click one", weight="bold"),
-        *keys(END, BELOW, *waits, *copies, ends=True),
+        *keys(END, BELOW, *waits, *copies, *([("idle", RULE)] if idle else []), ends=True),
     ]
     left, unit, eager = 244.0, 480 / max(queue.modes), queue.modes[0]
     for row, (mode, seconds) in enumerate(zip(MODES, queue.modes, strict=True)):
@@ -201,6 +224,6 @@ def _comparison(queue: Queue) -> list[str]:
         drawn += dot(MARGIN + 5, base - 5, 3, fill=INK) if here else ""
         drawn += text(MARGIN + 18, base, MODE_NAMES[mode], weight=weight)
         drawn += bar(left, base - 12, seconds * unit, 15, fill=GREEN if here else PAPER)
-        drawn += text(left + seconds * unit + 8, base, "no gain" if same else duration(seconds), weight=weight)
+        drawn += text(left + seconds * unit + 8, base, duration(seconds) + ", no gain" * same, weight=weight)
         body.append(clickable(drawn, f"Launched by {MODE_NAMES[mode]}: {duration(seconds)} a step", mode=mode))
     return body

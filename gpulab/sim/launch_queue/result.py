@@ -83,18 +83,18 @@ class Queue(Result):
 
     @property
     def finding(self) -> str:
-        busy = f"a kernel is running {percent(self.running)} of the time"
-        item = f"and costs {duration(self.item_cost)}; {busy}"
+        busy = f"a kernel runs {percent(self.running)} of the time"
+        item = f"and costs {duration(self.item_cost)};"
         if self.timer < 0.8 * self.step:
-            reads = f"A timer without synchronize reads {duration(self.timer)} a step"
-            return f"{reads}, the GPU takes {duration(self.step)}: it has timed the launches, not the work"
+            reads = f"Without synchronize a timer reads {duration(self.timer)} a step"
+            return f"{reads}, but the GPU takes {duration(self.step)}"
         if self.running < 0.7 and self.run.items and self.item_cost > 0.2 * self.step * self.work.item:
-            return f"Each .item() leaves the GPU without work {item}"
+            return f"Each .item() leaves the GPU idle {item} it runs {percent(self.running)} of the time"
         if self.running < 0.7:
             extra = "; more streams launch no faster" if self.work.streams > 1 else ""
-            return f"Launch-bound: {busy}, else the GPU waits for the host{extra}"
+            return f"Launch-bound: {busy}, else the GPU waits{extra}"
         if self.run.items:
-            return f"Each .item() makes the host wait {item}"
+            return f"Each .item() makes the host wait {item} {busy}"
         if self.used < 0.7:
             return f"A{busy[1:]}, yet {percent(self.used)} of the GPU’s capacity is in use"
         return f"Host and GPU keep step: {busy}, {count(self.work.launches, 'launch')} a step"
@@ -109,7 +109,7 @@ class Queue(Result):
             ("a kernel is running", f"{percent(self.running)} of the time", VIRTUAL),
             ("of the GPU’s capacity in use", percent(self.used), VIRTUAL),
             ("host launching", f"{percent(self.launching)} of the time", VIRTUAL),
-            ("host ahead of the GPU by up to", duration(max(behind for _, behind in self.run.backlog)), VIRTUAL),
+            ("host ahead of the GPU by up to", duration(self.run.most), VIRTUAL),
             ("host waits for values", _time(total(self.run.items)), VIRTUAL),
             ("host waits, the launch queue is full", _time(total(self.run.full)), VIRTUAL),
             ("each .item() costs", duration(self.item_cost) if self.run.items else "–", VIRTUAL),

@@ -25,17 +25,17 @@ class NumberFormats(Simulator[Number]):
         State(
             "An update vanishes",
             {"value": 1.0, "exponent": 0, "format": "bf16"},
-            "Below 1 the next bf16 number is 0.0039 away: a change of 0.001 is rounded back, a thousand times.",
+            "bf16 loses updates of 0.1%. From which size on does one count? Let each update take away more.",
         ),
         State(
             "Too large",
             {"value": 7.0, "exponent": 4, "format": "fp16"},
-            "fp16 has five bits of exponent and ends at 65,504; bf16 has fp32's eight, and few digits.",
+            "fp16 ends at 65,504. Which 16 bits hold 70,000, and how exactly? Click another row.",
         ),
         State(
             "Too small",
             {"value": 1.0, "exponent": -8, "format": "fp16"},
-            "A small gradient is 0 in fp16, though not in bf16: loss scaling multiplies it before it is stored.",
+            "A gradient of 10⁻⁸ is 0 in fp16. From which size on is something kept? Drag its power of ten.",
         ),
     )
     model = staticmethod(simulate)

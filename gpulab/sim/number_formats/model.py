@@ -10,6 +10,7 @@ from ..base.simulator import Result, Row
 from ..base.words import percent
 
 MOST_UPDATES = 1000
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,6 @@ class Stored:
         return self.path[-1]
 
     @property
-    def left(self) -> str:
-        """What the updates leave of the number, in per cent, if it was there."""
-        return f"{show(round(100 * self.after / self.asked))}%" if self.fits else "–"
-
-    @property
     def stuck(self) -> bool:
         """Whether no update has moved it."""
         return len(self.path) == 1
@@ -80,12 +76,9 @@ class Number(Result):
         it, kind = self.chosen, self.chosen.format
         asked, value = show(self.asked), show(it.value)
         after, exact = show(it.after, 3), show(self.exact, 3)
-        if it.outcome == "overflow":
-            return f"The largest number of {kind.name} is {show(kind.largest)}: {asked} becomes {value}"
-        if it.outcome == "clamped":
-            return (
-                f"The largest number of {kind.name} is {show(kind.largest)}, and it has no inf: {asked} becomes {value}"
-            )
+        if it.outcome in ("overflow", "clamped"):
+            none = ", and it has no inf" if it.outcome == "clamped" else ""
+            return f"The largest number of {kind.name} is {show(kind.largest)}{none}: {asked} becomes {value}"
         if it.outcome == "underflow":
             return f"The smallest number of {kind.name} above 0 is {show(kind.smallest, 3)}: {asked} becomes {value}"
         if kind is TF32:
@@ -162,9 +155,13 @@ def spacings(stored: Stored) -> tuple[float, float]:
     return inner, kind.spacing(value)
 
 
-def show(value: float, digits: int = 6) -> str:
-    """`70,000`, `0.0221863`, `1e−08`, `−0`, `inf`."""
-    return f"{value:,.{digits}g}".replace("-", "−")
+def show(value: float, digits: int = 0) -> str:
+    """`70,000`, `0.0221863`, `5.96 × 10⁻⁸`, `−0`, `inf`: so many digits, else six, or four beside a power of ten."""
+    words = f"{value:,.{digits or 6}g}"
+    if "e" in words:
+        number, _, power = f"{value:.{(digits or 4) - 1}e}".partition("e")
+        words = f"{number.rstrip('0').rstrip('.')} × 10{str(int(power)).translate(RAISED)}"
+    return words.replace("-", "−")
 
 
 def share(part: float) -> str:

@@ -5,96 +5,105 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import (
-    MARGIN,
-    SMALL,
-    Live,
-    Picture,
-    bar,
-    length,
-    letters,
-    line,
-    rect,
-    text,
-)
+from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ON, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, length, line, polyline, rect, shape, text
 
 from ..base.floats import FORMATS, TF32
-from ..base.scene import END, WIDTH, Scale, arrow, between, diamond, keys, note, picture, small
+from ..base.scene import END, WIDTH, Scale, between, diamond, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp, named
-from .model import Number, Stored, flipped, show, spacings
+from .model import RAISED, Number, Stored, flipped, show, spacings
 
-ROW, CHOSEN_ROW, CELL = 23.0, 32.0, 14.0
-NAME, SIGN, MANTISSA, VALUE, ERROR = 18.0, 92.0, 228.0, 559.0, 662.0
-AXIS, TABLE_TOP, RANGE_TOP = 77.0, 137.0, 319.0
+ROW, CHOSEN_ROW, CELL = 25.0, 52.0, 10.0
+NAME, SIGN, MANTISSA, VALUE, AFTER = 18.0, 90.0, 188.0, 430.0, 666.0
+AXIS, TABLE_TOP = 98.0, 198.0
 FIELDS = {"sign": GREEN, "exponent": ORANGE, "mantissa": SKY}
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+RANGE = Scale(682.0, END, 1e-46, 1e39, log=True)
 
 
 def draw(number: Number) -> Picture:
-    """The chosen format's number line, all formats under one another, and how far each format reaches."""
-    return picture(number, 438.0, _number_line(number), _table(number, TABLE_TOP), _ranges(number, RANGE_TOP))
+    """The chosen format's number line; below it a row for each format: its bits, what is stored, how far it reaches."""
+    return picture(number, 438.0, _number_line(number), _table(number, TABLE_TOP))
 
 
 def _table(number: Number, top: float) -> list[str]:
     """A row for each format, which chooses it; the bits of the chosen one are switches."""
-    heads = {"sign": SIGN - 9, "exponent": MANTISSA - 70, "mantissa": MANTISSA, "stored": VALUE, "error": ERROR}
-    body = [note(x, top + 13, words) for words, x in heads.items()]
-    body.append(note(END, top + 13, f"{number.steps:,} updates leave", anchor="end"))
-    body.append(Live(note(VALUE - 40, top + 13, "click a bit or a row", anchor="end")))
-    top += 18
+    after, exact = f"after {number.steps:,} updates", f"exact: {show(number.exact, 3)}"
+    heads = ("bits", NAME, "start"), ("stored", VALUE, "start"), (after, AFTER, "end"), ("range", RANGE.start, "start")
+    body = [small(x, top, words, anchor=anchor, weight="bold") for words, x, anchor in heads]
+    names = ("sign", SIGN + CELL, "end"), ("exponent", MANTISSA - 5, "end"), ("mantissa", MANTISSA, "start")
+    body += [note(x, top + 18, words, anchor=anchor) for words, x, anchor in (*names, (exact, AFTER, "end"))]
+    body.append(Live(note(MANTISSA, top, "click a bit or a row")))
+    first = top = top + 25
     for name, stored in zip(FORMATS, number.all, strict=True):
         chosen = stored is number.chosen
         high = CHOSEN_ROW if chosen else ROW
-        base, bold = top + high / 2 + 5, "bold" if chosen else ""
+        middle, bold = top + (17 if chosen else high / 2), "bold" if chosen else ""
         words = [
-            rect(MARGIN - 6, top + 1, END - MARGIN + 12, high - 2, fill=PAPER, stroke=INK if chosen else "", radius=4),
-            small(NAME, base, stored.format.name, weight=bold),
-            small(VALUE, base, show(stored.value)),
-            small(ERROR, base, stored.outcome),
-            _left(number, stored, base),
+            rect(MARGIN - 6, top, END - MARGIN + 12, high, fill=PAPER, stroke=INK if chosen else "", radius=4),
+            small(NAME, middle + 5, stored.format.name, weight=bold),
+            small(VALUE, middle + 5, show(stored.value)),
+            _after(number, stored, middle + 5),
+            _reach(stored, middle, chosen),
+            note(SIGN, top + 44, f"= {_parts(stored)}") if chosen else "",
         ]
-        fields = stored.format.fields(stored.value)
+        bits, fields = [], stored.format.fields(stored.value)
         lefts = (SIGN, MANTISSA - 5 - CELL * len(fields[1]), MANTISSA)
         place = sum(map(len, fields))
-        bits = []
         for bit_field, left, (field, colour) in zip(fields, lefts, FIELDS.items(), strict=True):
             place -= len(bit_field)
             if chosen:
-                bits += _switches(stored, left, top + 3, bit_field, field, place)
+                bits += _switches(stored, left, middle - 13, bit_field, field, place)
             else:
-                bits += _cells(left, top + 2, bit_field, colour)
-        row = "".join(words if chosen else words + bits)
-        body.append(clickable(row, f"{stored.format.name}: {show(stored.value)}, error {stored.outcome}", format=name))
-        body += bits if chosen else []
+                words += _cells(left, middle - 8, len(bit_field), colour)
+        body.append(clickable("".join(words), f"{name}: {show(stored.value)}, error {stored.outcome}", format=name))
+        body += bits
         top += high
-    body.append(note(MARGIN, top + 17, f"{number.chosen.format.name}’s bits: {_parts(number.chosen)}"))
-    return [*body, note(END, top + 17, f"exact: {round(100 * number.exact / number.asked)}%", anchor="end")]
+    return body + _power(number, first, top)
 
 
-def _left(number: Number, stored: Stored, base: float) -> str:
-    """What the updates have left, and whether that is right."""
-    if stored.format is TF32 or not stored.fits:
-        return note(END, base, "as fp32" if stored.format is TF32 else stored.left, anchor="end")
-    right = abs(stored.after - number.exact) < 0.005 * abs(number.asked)
-    words = f"{'✓' if right else '✗'} {stored.left}"
-    return small(END, base, words, anchor="end", weight="" if right else "bold")
+def _after(number: Number, it: Stored, base: float) -> str:
+    """What the updates have left, and whether that is right: to half a per cent of the number."""
+    if it.format is TF32 or not it.fits:
+        return note(AFTER, base, "as fp32" if it.format is TF32 else "–", anchor="end")
+    sign = "✓" if abs(it.after - number.exact) < 0.005 * abs(it.asked) else "✗"
+    left = it.after if it.stuck else float(f"{it.after:.3g}")
+    return small(AFTER, base, f"{sign} {show(left if abs(left) >= 0.005 * abs(it.asked) else 0)}", anchor="end")
 
 
-def _cells(x: float, y: float, bits: str, colour: str) -> list[str]:
-    body = [rect(x, y, CELL * len(bits), ROW - 4, fill=colour, stroke=EDGE)]
-    body += [line(x + CELL * i, y, x + CELL * i, y + ROW - 4) for i in range(1, len(bits))]
-    body.append(letters((x + CELL * (i + 0.5) for i in range(len(bits))), y + 14, "".join(bits)))
-    return body
+def _cells(x: float, y: float, count: int, colour: str) -> list[str]:
+    """The bits of a format that is not chosen: how many they are."""
+    body = [rect(x, y, CELL * count, 16, fill=colour, opacity=0.4)]
+    return body + [line(x + CELL * i, y, x + CELL * i, y + 16, stroke=PAPER) for i in range(1, count)]
+
+
+def _reach(stored: Stored, middle: float, chosen: bool) -> str:
+    """From the smallest to the largest number of the format; paler where digits are lost."""
+    kind, at, high = stored.format, RANGE.at, 14 if chosen else 8
+    a, b, c = at(kind.smallest), at(kind.smallest_normal), at(kind.largest)
+    fill = PURPLE if chosen else RULE
+    drawn = rect(a, middle - high / 2, b - a, high, fill=fill, opacity=0.5)
+    drawn += rect(b, middle - high / 2, c - b, high, fill=fill)
+    words = f"{show(kind.smallest)} to {show(kind.largest)}, subnormal below {show(kind.smallest_normal)}"
+    return named(drawn, words)
+
+
+def _power(number: Number, top: float, low: float) -> list[str]:
+    """The number across all ranges, dragged from one power of ten to the next."""
+    at = RANGE.at
+    x, beside = at(abs(number.asked)), at(abs(number.asked) / 10.0**number.exponent) - at(1)
+    grip = Grip("exponent", at(1e-46) + beside, at(1e38) + beside, -46, 38)
+    moved = grasp(x - 9, top, 18, low - top + 12) + line(x, top, x, low, width=2) + diamond(x, low + 4, 6)
+    ticks = RANGE.ticks(low + 8, {1e-30: "10⁻³⁰", 1: "1", 1e30: "10³⁰"})
+    return [*ticks, draggable(moved, "Power of ten, along all formats", grip)]
 
 
 def _switches(stored: Stored, x: float, y: float, bits: str, field: str, place: int) -> list[str]:
     """A cell for each bit, which a click flips; `place` is that of the last one in the whole number."""
-    body, high = [], CHOSEN_ROW - 6
+    body, high = [], 26.0
     for i, bit in enumerate(bits):
         left, behind = x + CELL * i, len(bits) - 1 - i
         drawn = rect(left, y, CELL, high, fill=FIELDS[field], stroke=EDGE)
-        drawn += small(left + CELL / 2, y + high / 2 + 5, bit, anchor="middle", weight="bold")
+        drawn += small(left + CELL / 2, y + high / 2 + 5, bit, anchor="middle", weight="bold", fill=ON)
         worth = {"sign": "+ or −", "exponent": str(2**behind), "mantissa": f"1/{2 ** (i + 1)}"}[field]
         values = flipped(stored, place + behind)
         if values is None:
@@ -130,33 +139,46 @@ def _number_line(number: Number) -> list[str]:
     reach = (RIGHT - LEFT) / 2 / GAP * apart
     scale = Scale(LEFT, RIGHT, sign * middle - reach, sign * middle + reach)
     at, here = scale.at, max(-kind.largest, min(it.value, kind.largest))  # where inf is stored, the largest value
-    body = _captions(number)
-    start, end = _basin(it)
-    body.append(bar(at(start), AXIS - 20, at(end) - at(start), 40, fill=YELLOW, hatched=True, stroke=""))
-    body.append(line(LEFT, AXIS, RIGHT, AXIS))
-    ticks = [here]
-    for side in (0, 1):
-        value = kind.beside(here)[side]
-        while value is not None and LEFT < at(value) < RIGHT:
-            ticks.append(value)
-            value = kind.beside(value)[side]
-    body += [line(at(value), AXIS - 9, at(value), AXIS + 9, width=2) for value in ticks]
-    body += _labels(it, here, at)
-    if math.isinf(it.value):
-        body.append(text((at(start) + at(end)) / 2, AXIS + 36, "stored as " + show(it.value), anchor="middle"))
-    elif kind is not TF32 and it.fits:
-        body.append(line(at(here), AXIS - 36, at(here), AXIS - 22, stroke=VERMILLION, width=3))
-        body.append(arrow(at(here), at(here + number.change), AXIS - 29, stroke=VERMILLION, width=3))
+    start, end = map(at, _basin(it))
+    body = [
+        small(LEFT, 14, f"{kind.name} numbers near {show(here)}", weight="bold"),
+        small(RIGHT - 16, 14, f"asked for: {show(it.asked)}", anchor="end"),
+        diamond(RIGHT - 6, 9, 6),
+        text(LEFT, 38, _sentence(number), weight="bold"),
+        rect(start, AXIS - 27, end - start, 54, fill=YELLOW, stroke=MUTED, opacity=0.5),
+        between(LEFT, RIGHT, (start + end) / 2, AXIS - 34, f"all of this is stored as {show(it.value)}", size=SMALL),
+        line(LEFT, AXIS, RIGHT, AXIS),
+        *_ticks(it, here, at),
+    ]
+    leaps = ""
+    if kind is not TF32 and it.fits:
+        tip, after = at(here + number.change), at(it.path[min(1, len(it.path) - 1)])
+        leaps = _leap(at(here), tip, 24) + _leap(tip, after, -24)
     x = at(it.asked)
-    if x in (LEFT, RIGHT):  # off the line
-        words = f"{show(it.asked)} →" if x == RIGHT else f"← {show(it.asked)}"
-        body.append(between(LEFT, RIGHT, x, AXIS - 26, words, weight="bold"))
+    if x in (LEFT, RIGHT):  # beyond a break of the line
+        x += math.copysign(24, WIDTH / 2 - x)
+        broken = x + math.copysign(26, WIDTH / 2 - x)
+        body += [line(broken + i, AXIS + 9, broken + 5 + i, AXIS - 9, width=2) for i in (-3, 3)]
+        body.append(between(LEFT, RIGHT, x, AXIS - 13, show(it.asked), size=SMALL, weight="bold"))
     unit, over = 10.0**number.exponent, 0.1 * apart  # a little further, where the next piece begins
     low, high = middle - towards - over, middle + PAGE / 2 * apart + over
     step = 10.0 ** math.floor(math.log10(apart / unit / 16))
     grip = Grip("value", at(sign * low), at(sign * high), low / unit, high / unit, step=step)
-    moved = grasp(x - 12, AXIS - 12, 24, 24) + diamond(x, AXIS, 9)
+    moved = grasp(x - 12, AXIS - 12, 24, 24) + diamond(x, AXIS, 9) + leaps
     return [*body, draggable(moved, "Number, along the number line", grip)]
+
+
+def _leap(start: float, tip: float, high: float) -> str:
+    """A bow over the number line, or with a negative `high` under it, with its head where it lands."""
+    wide = tip - start
+    if abs(wide) < 4:
+        return ""
+    bow = [(start + wide * t / 16, AXIS - 4 * high * t / 16 * (1 - t / 16)) for t in range(17)]
+    far = math.hypot(wide, 4 * high)
+    dx, dy = wide / far, 4 * high / far  # which way it lands
+    back = [(tip - 10 * dx - side * dy, AXIS - 10 * dy + side * dx) for side in (-5, 5)]
+    bow[-1] = tip - 8 * dx, AXIS - 8 * dy
+    return polyline(bow, stroke=VERMILLION, width=2.5) + shape([(tip, AXIS), *back], fill=VERMILLION)
 
 
 def _basin(it: Stored) -> tuple[float, float]:
@@ -170,20 +192,17 @@ def _basin(it: Stored) -> tuple[float, float]:
     return below, above
 
 
-def _captions(number: Number) -> list[str]:
-    it, x = number.chosen, LEFT + 18
-    words = f"asked for: {show(number.asked)}"
-    same = keys(x + length(words, SMALL) + 24, 13, (f"all of this is stored as {show(it.value)}", YELLOW, True))
-    body = [diamond(LEFT + 6, 9, 6), note(x, 13, words), *same]
+def _sentence(number: Number) -> str:
+    """What the number line shows, in one sentence."""
+    it, value = number.chosen, show(number.chosen.value)
     if it.format is TF32:
-        return [*body, text(LEFT, 34, "no weight is kept in tf32: the updates are those of fp32")]
+        return "no weight is kept in tf32: the updates are those of fp32"
+    if it.outcome == "underflow":
+        return f"{show(it.asked)} is {_times(abs(it.asked) / spacings(it)[0])}: stored as {value}"
     if not it.fits:
-        return body
-    ratio = abs(number.change) / spacings(it)[0]
-    words = f"one update, {show(number.change)}, is {_times(ratio)}: "
-    words += f"rounded back to {show(it.value)}" if it.stuck else f"the weight becomes {show(it.path[1])}"
-    ends = (LEFT, LEFT + 16) if number.change > 0 else (LEFT + 16, LEFT)
-    return [*body, arrow(*ends, 29, stroke=VERMILLION), text(LEFT + 24, 34, words, weight="bold")]
+        return f"{show(it.asked)} is beyond the last number: stored as {value}"
+    words = f"rounded back to {value}" if it.stuck else f"the weight becomes {show(it.path[1])}"
+    return f"update {show(number.change)}: {_times(abs(number.change) / spacings(it)[0])}, {words}"
 
 
 def _parts(it: Stored) -> str:
@@ -197,51 +216,36 @@ def _parts(it: Stored) -> str:
 
 
 def _times(ratio: float) -> str:
-    if ratio >= 1e6:
-        return "over a million spacings"
-    if ratio >= 1:
-        number = f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2g}"
-        return f"{number} spacing{'' if number == '1' else 's'}"
-    return f"{show(ratio, 2)} of the spacing"
+    apart = "times the spacing" if ratio >= 0.995 else "of the way to the next number"
+    return f"{show(ratio, 2 if ratio >= 0.001 else 1)} {apart}"
 
 
-def _labels(it: Stored, here: float, at: Callable[[float], float]) -> list[str]:
-    """The stored value and those beside it, and the distances between them."""
-    digits, middle = 9 if it.format.mantissa > 16 else 6, at(here)
-    body = [between(LEFT, RIGHT, middle, AXIS + 54, show(here, digits), weight="bold")]
-    for value in it.format.beside(here):
-        if value is None or at(value) in (LEFT, RIGHT):
-            continue
-        x, apart = at(value), abs(value - here)
-        near = abs(x - middle) < GAP - 1  # half a spacing: the next smaller power of two begins here
-        anchor, words = "end" if x < middle else "start", show(value + 0.0, digits)
-        name = small(x, AXIS + 54, words, anchor=anchor)
-        body.append(name if near else between(LEFT, RIGHT, x, AXIS + 54, words, size=SMALL))
-        words = show(apart, 3) + ("" if near else " apart")
-        body.append(note((x + middle) / 2, AXIS + 36, words, anchor="middle"))
-        body.append(line(x, AXIS + 9, x, AXIS + 39, stroke=MUTED))
-    body.append(line(middle, AXIS + 9, middle, AXIS + 39, stroke=MUTED))
-    return body
-
-
-RANGE = Scale(SIGN, RIGHT, 1e-46, 1e39, log=True)
-
-
-def _ranges(number: Number, top: float) -> list[str]:
-    """From the smallest to the largest of each format; the number is dragged from one power of ten to the next."""
-    at, low = RANGE.at, top + 9 + 15 * len(number.all)
-    body = [note(END - 100, top, "range, smallest to largest (hatched: subnormal)", anchor="end")]
-    for place, stored in enumerate(number.all):
-        kind, y, chosen = stored.format, top + 9 + 15 * place, stored is number.chosen
-        body.append(small(NAME, y + 11, kind.name, weight="bold" if chosen else ""))
-        a, b, c = at(kind.smallest), at(kind.smallest_normal), at(kind.largest)
-        body.append(bar(a, y, b - a, 11, fill=PAPER, hatched=True))
-        body.append(bar(b, y, c - b, 11, fill=PURPLE if chosen else RULE))
-    x, beside = at(abs(number.asked)), at(abs(number.asked) / 10.0**number.exponent) - at(1)
-    grip = Grip("exponent", at(1e-46) + beside, at(1e38) + beside, -46, 38)
-    moved = grasp(x - 9, top + 5, 18, low - top + 6) + line(x, top + 5, x, low, width=2) + diamond(x, low + 2, 6)
-    body.append(draggable(moved, "Power of ten, along all formats", grip))
-    for power in range(-40, 39, 10):
-        words = f"10{str(power).translate(RAISED)}" if power else "1"
-        body.append(note(at(10.0**power), low + 20, words, anchor="middle"))
+def _ticks(it: Stored, here: float, at: Callable[[float], float]) -> list[str]:
+    """The format's numbers, named as far as there is room, and the distances to those beside the stored one."""
+    digits, middle, values = 8 if it.format.mantissa > 16 else 0, at(here), [here]
+    for side in (0, 1):
+        value = it.format.beside(here)[side]
+        while value is not None and LEFT < at(value) < RIGHT:
+            values.append(value + 0.0)
+            value = it.format.beside(value)[side]
+    taken: list[tuple[float, float]] = []
+    body = [line(middle, AXIS, middle, AXIS + 48, stroke=MUTED)]
+    for value in values:
+        x, words, weight = at(value), show(value, digits), "bold" if value == here else ""
+        body.append(line(x, AXIS - 9, x, AXIS + 9, width=2))
+        half = length(words, SMALL, bold=bool(weight)) / 2 + 4
+        x = min(max(x, LEFT + half), RIGHT - half)
+        if all(abs(x - other) > half + room for other, room in taken):
+            body.append(small(x, AXIS + 62, words, anchor="middle", weight=weight))
+            taken.append((x, half))
+        if value in it.format.beside(here):
+            apart = show(abs(value - here), 2 if abs(value - here) < 1 else 3) + " apart" * (
+                abs(at(value) - middle) > GAP - 1
+            )
+            body.append(note((at(value) + middle) / 2, AXIS + 44, apart, anchor="middle"))
+            body.append(line(at(value), AXIS + 9, at(value), AXIS + 48, stroke=MUTED))
+    if math.isinf(it.value):
+        limit = next(filter(math.isfinite, _basin(it)))
+        words = f"{show(limit)}: from here {show(it.value)}"
+        body.append(between(LEFT, RIGHT, at(limit), AXIS + 44, words, size=SMALL))
     return body

@@ -44,17 +44,17 @@ class Race(Simulator[Contest]):
         State(
             "One lane each",
             {"gpu": TOY, "tasks": 128, "simd": 1, "kilobytes": 1},
-            "As it is usually shown: eight cores, each with one of its 32 lanes, against 256 lanes of a GPU.",
+            "Each core uses 1 of its 32 lanes. Let it use more: from how many on does the CPU win?",
         ),
         State(
             "All CPU lanes",
             {"gpu": TOY, "tasks": 128, "simd": 32, "kilobytes": 1},
-            "Eight cores are 256 lanes too, three times as fast, and nothing has to be copied to them.",
+            "Eight cores are 256 lanes too. Drag the dots: is there a number of tasks for which the GPU wins?",
         ),
         State(
             "A large GPU",
             {"gpu": "A100-80", "tasks": 100_000, "simd": 32, "kilobytes": 0},
-            "6,912 lanes and enough to do, with the data on the GPU already: now it wins, from the crossing on.",
+            "6,912 lanes, and the data are there already. Drag the dots: how many tasks does the GPU need to win?",
         ),
     )
     model = Contest

@@ -204,15 +204,16 @@ class Contest(Result):
         speedup = self.speedup
         found = "CPU and GPU take about as long"
         if speedup >= 1.05:
-            found = f"The GPU wins by {times(speedup)}"
+            found = f"The GPU is {times(speedup)} as fast"
         elif speedup <= 1 / 1.05:
-            found = f"The CPU wins by {times(1 / speedup)}"
+            found = f"The CPU is {times(1 / speedup)} as fast"
         gpu_seconds = self.gpu_side.seconds
         if min(side.spent("serial") / side.seconds for side in (self.cpu, self.gpu_side)) >= 0.5:
             return f"{found}; the serial part holds both below {times(self.amdahl)}"
         if speedup >= 1.05 and self.simd < CORE_LANES:
-            slow, used = ("slow ", many(self.cpu.lanes, "fast one")) if self.ratio > 1 else ("", f"{self.cpu.lanes:,}")
-            return f"The GPU’s {self.lanes:,} {slow}lanes win by {times(speedup)} against {used} of the CPU"
+            slow, fast = ("slow ", "fast ") if self.ratio > 1 else ("", "")
+            used = many(self.cpu.lanes, f"{fast}CPU lane")
+            return f"The GPU’s {self.lanes:,} {slow}lanes are {times(speedup)} as fast as {used}"
         if speedup >= 1.05:
             return found if self.crossover is None else f"{found}; it is {self.crossing}"
         beside = self.gpu_side.spent("copy in", "launch", "copy out")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, VERMILLION
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, text
 
 from ..base.lanes import Axis, beside, cursor, veil
-from ..base.scene import END, Plot, Scale, beside_ends, diamond, keys, note, picture, pointer, small
+from ..base.scene import END, Plot, Scale, beside_ends, diamond, keys, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, duration, many
-from .model import CORE_LANES, MOST_AT_ONCE, MOST_TASKS, PLACES, TASK, TOY, WARP, Contest, Side
+from .model import CORE_LANES, MOST_AT_ONCE, MOST_TASKS, PLACES, TASK, TOY, WARP, Contest, Side, times
 
 BARS_LEFT, BARS_RIGHT, BARS_TOP, BAR_HIGH, APART = 196.0, 770.0, 38.0, 28.0, 58.0
 BARS_BOTTOM = BARS_TOP + 2 * APART
@@ -33,7 +33,7 @@ def _bars(race: Contest) -> list[str]:
     rows = (
         ("CPU", cores, race.cpu, BLUE),
         (
-            "GPU: a toy" if race.gpu == TOY else f"GPU: {race.gpu}",
+            "toy GPU" if race.gpu == TOY else f"GPU: {race.gpu}",
             f"{many(race.warps, 'warp')} × {WARP} lanes",
             race.gpu_side,
             ORANGE,
@@ -45,15 +45,14 @@ def _bars(race: Contest) -> list[str]:
         body += [text(MARGIN, top + 14, name, weight="bold"), note(MARGIN, top + 31, lanes)]
         body += _pieces(side, axis, top, fill)
         above.append(text(axis.x(side.seconds) + 8, top + 19, duration(side.seconds), weight="bold", halo=True))
-        if side.phase(race.now):
-            above += beside(now, top + BAR_HIGH + 16, _standing(race, side))
+        above += beside(now, top + BAR_HIGH + 16, _standing(race, side))
     grip = grasp(now - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
     grip += cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
     fills = {"CPU’s tasks": (BLUE, False), "GPU’s tasks": (ORANGE, False)}
     fills |= {
         phase.name.split()[0]: (FILLS[phase.name], phase.name in HATCHED)
         for phase in race.gpu_side.phases
-        if phase.name in FILLS and axis.seen(phase.length) >= 2
+        if phase.name in FILLS
     }
     return [
         *body,
@@ -94,6 +93,7 @@ def _plot(race: Contest) -> list[str]:
     plot = Plot(TASKS, Scale(BOTTOM, TOP, low, high, log=True))
     body = [
         text(MARGIN, TOP - 32, "times as fast as one CPU lane, by the number of tasks (virtual)", weight="bold"),
+        note(END, TOP - 32, "teeth: a round that is not full", anchor="end"),
         plot.frame(),
         *plot.levels({value: f"{value:,g}" for value in plot.y.decades()}),
         *TASKS.ticks(BOTTOM, {value: f"{value:,.0f}" + " task" * (value == 1) for value in TASKS.decades()}),
@@ -107,30 +107,35 @@ def _plot(race: Contest) -> list[str]:
         body.append(plot.curve(zip(PLACES, curve, strict=True), stroke=stroke, width=width, dash=dash))
         used = f", {count(race.simd, 'lane')} per core" if side == "cpu" and race.simd < CORE_LANES else ""
         ends[name + used] = plot.y.at(curve[-1])
-    return [*body, *beside_ends(RIGHT + 8, BOTTOM, ends), *_crossing(race), _tasks(race, plot)]
+    return [*body, *beside_ends(RIGHT + 8, BOTTOM, ends), *_crossing(race, plot), _tasks(race, plot)]
 
 
-def _crossing(race: Contest) -> list[str]:
+def _crossing(race: Contest, plot: Plot) -> list[str]:
     """From where on the GPU is ahead: a click goes there."""
     of = f" of {count(race.simd, 'lane')} per core" if race.simd < CORE_LANES else ""
     words = f"GPU {race.crossing.replace('ahead', f'ahead{of}', 1)}"
     if race.crossover is None:
         return [small(RIGHT, TOP - 9, words, anchor="end")]
-    x, right = TASKS.at(race.crossover), race.crossover > MOST_TASKS**0.5
+    x, y = plot.at(race.crossover, race.over_one_lane(race.crossover, "gpu"))
     wide = length(words, SMALL) + 20
+    right = x + wide > END
     mark = (
         grasp(x - wide if right else x - 8, TOP - 23, wide + 8, 21)
-        + pointer(x, TOP - 4)
-        + line(x, TOP - 4, x, BOTTOM, stroke=MUTED, dash="2 4")
+        + line(x, TOP - 4, x, y, stroke=MUTED, dash="2 4")
+        + dot(x, y, 6, fill=PAPER, stroke=INK)
     )
     mark += small(x + (-10 if right else 10), TOP - 9, words, anchor="end" if right else "start")
     return [clickable(mark, words, tasks=min(race.crossover, MOST_AT_ONCE))]
 
 
 def _tasks(race: Contest, plot: Plot) -> str:
-    x = TASKS.at(race.tasks)
+    values = [race.over_one_lane(race.tasks, side) for side in ("cpu", "gpu")]
+    (x, cpu), (_, gpu) = (plot.at(race.tasks, value) for value in values)
     moved = grasp(x - 12, TOP, 24, BOTTOM - TOP) + line(x, TOP, x, BOTTOM, stroke=INK, width=1.5)
-    moved += dot(*plot.at(race.tasks, race.over_one_lane(race.tasks, "cpu")), 7, fill=BLUE)
-    moved += diamond(*plot.at(race.tasks, race.over_one_lane(race.tasks, "gpu")), fill=ORANGE)  # seen where they meet
+    moved += dot(x, cpu, 7, fill=BLUE) + diamond(x, gpu, fill=ORANGE)  # seen where they meet
+    below, above = min(max(cpu, gpu) + 20, BOTTOM - 8), max(min(cpu, gpu) - 9, TOP + 14)
+    moved += small(x + 10, below, times(min(values)), halo=True)
+    if times(max(values)) != times(min(values)) and x > LEFT + 60:
+        moved += small(x - 10, above, times(max(values)), anchor="end", halo=True)
     grip = Grip("tasks", LEFT, TASKS.at(MOST_AT_ONCE), 1, MOST_AT_ONCE, log=True)
     return draggable(moved, "Tasks, along the curves", grip)

@@ -29,17 +29,17 @@ class Roofline(Simulator[Roofs]):
         State(
             "A batch",
             {"op": "matmul", "rows": 4096},
-            "4,096 rows share each weight that is read: the square is under the flat roof, only arithmetic counts.",
+            "4,096 rows share each weight that is read. Drag the square left: where does memory begin to count?",
         ),
         State(
             "One row",
             {"op": "matmul", "rows": 1},
-            "One token of a chat model: every weight is read for two operations, and the lanes wait. Drag it up.",
+            "One token of a chat model. Drag the square to the right: how many rows keep the GPU busy?",
         ),
         State(
             "Elementwise",
             {"op": "gelu", "rows": 4096},
-            "A GELU reads an element, does a few operations (five, as counted here), writes it: no size helps.",
+            "A GELU reads a number, does five operations, writes it. Drag the circle: does any size help?",
         ),
     )
     model = staticmethod(simulate)

@@ -31,7 +31,7 @@ WINDOW = 3
 # two products, one sum, one halving, and erf as one. The clock leaves them out: they never decide.
 BY_HAND = {"layer_norm": 8, "gelu": 5}
 ROWS = tuple(2**i for i in range(15))  # at which the selected operation is looked at too
-VERDICTS = {"arithmetic": "compute-bound", "memory": "memory-bound", "least time": "too small to measure"}
+VERDICTS = {"arithmetic": "compute-bound", "memory": "memory-bound", "least time": "launch-bound"}
 # What attention returns beside its result: a state of the random numbers, and flash attention's sums by row.
 STATE, FLASH_STATE = 16, 24
 RECORDED, VIRTUAL = "recorded: data sheet", "virtual"
@@ -141,11 +141,11 @@ class Roofs(Result):
             whole = duration(op.seconds)
             return f"{name} is too small for {gpu}: {duration(op.least)} of its {whole} are the least that {least}"
         if op.bound == "memory":
-            wanted = f"{gpu} needs {digits(self.balance)} in {kind} to be busy"
-            found = f"{name} is memory-bound: it does {digits(op.intensity)} FLOP per byte, and {wanted}"
+            found = (
+                f"{name} is memory-bound: {digits(op.intensity)} FLOP per byte where {gpu} needs {digits(self.balance)}"
+            )
         else:
-            peak = f"the data sheet’s {DTYPES[self.peak_dtype]} peak"
-            found = f"{name} is compute-bound and reaches {percent(op.rate / self.peak)} of {peak}"
+            found = f"{name} is compute-bound: {percent(op.rate / self.peak)} of the {DTYPES[self.peak_dtype]} peak"
         gelu = self.operations["gelu"]
         if self.peak_dtype != self.dtype:
             found += f"; {f'none is published for {kind}' if self.has_dtype else f'{gpu} has no {kind} units'}"
@@ -154,7 +154,7 @@ class Roofs(Result):
             uneven = "do not come out even on" if tiles > sms else "leave some idle of"
             found += f"; its {tiles:,} tiles {uneven} {sms} SMs"
         elif op.bound == "arithmetic" and op.name == "matmul" and gelu.bound == "memory":
-            found += f"; GELU is memory-bound, at {percent(gelu.rate / self.peak)}"
+            found += f"; GELU: {percent(gelu.rate / self.peak)}"
         return found
 
     @property

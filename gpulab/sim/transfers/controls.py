@@ -37,7 +37,7 @@ class Transfers(Simulator[Crossings]):
         ),
         Choice(
             "assign",
-            "The copy gets",
+            "Result goes to",
             {"new": "a new name: y = x.to()", "same": "the same name: x = x.to()", "module": "its module: layer.to()"},
             "new",
         ),
@@ -54,17 +54,17 @@ class Transfers(Simulator[Crossings]):
         _state(
             "Copies, both stay",
             "input_data to GPU; weights to GPU",
-            "Two tensors moved; what has the host's memory lost? Nothing.",
+            "Click a tensor: what does the host’s memory lose when it is copied?",
         ),
         _state(
             "One stays behind",
             "input_data to GPU; weights to GPU; weights + bias",
-            "All but the bias went to the GPU. What does the sum say?",
+            "Why does the sum fail? Carry bias over to the GPU, then add once more.",
         ),
         _state(
             "Nobody waits",
             "weights to GPU; bias to GPU; input_data to GPU",
-            "Pinned and non_blocking: how long does the call take now?",
+            "Untick one of the two: who waits then, and for how long?",
             pinned=True,
             non_blocking=True,
         ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from virtualgpu.pictures.style import EDGE, GREEN, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, code, length, line, rect, text, wrap
+import itertools
+
+from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ON, ORANGE, PAPER, RULE, SKY, VERMILLION
+from virtualgpu.pictures.svg import HEAD, MARGIN, SMALL, Live, Picture, bar, code, dot, length, line, rect, text, wrap
 
 from ..base.lanes import Axis
-from ..base.scene import END, WIDTH, arrow, chip, fitted, note, picture, small
-from ..base.touch import carried, clickable, command, grows
+from ..base.scene import END, WIDTH, arrow, chip, fitted, keys, note, picture, small
+from ..base.touch import carried, clickable, command, grows, named
 from ..base.words import count, duration
 from .machine import order
 from .model import BYTES, PARAMETERS, Held, Line
@@ -16,11 +18,11 @@ from .result import Crossings, size
 # the rest of the text is where to read on, an address longer than a line
 _TO_READ_ON = "  See documentation"
 
-PANEL, PANEL_HEIGHT = 290.0, 164.0
+PANEL, PANEL_HEIGHT = 290.0, 154.0
 HOST, GPU = MARGIN, END - PANEL  # where the panels begin
-ROWS, ROW, CHIP = 34.0, 31.0, 27.0  # a tensor and its copy side by side
-CONSOLE, SHOWN, STEP = 190.0, 7, 19.0
-LANES, LANE, LEFT = CONSOLE + 37 + SHOWN * STEP, 24.0, 130.0
+ROWS, ROW, CHIP = 33.0, 29.5, 26.0  # a tensor and its copy side by side
+CONSOLE, SHOWN, STEP = 178.0, 7, 18.0
+LANES, LANE, LEFT, PINNED = CONSOLE + 46 + SHOWN * STEP, 24.0, 130.0, 112.0
 BUS = 680.0
 
 
@@ -32,7 +34,7 @@ def draw(result: Crossings) -> Picture:
         *_panel(GPU, f"{result.gpu}’s memory", result.gpu_bytes),
     ]
     tensors = [*_tensors(HOST, out.host, SKY, "GPU", GPU), *_tensors(GPU, out.gpu, GREEN, "CPU", HOST)]
-    return picture(result, LANES + 86, body, _bus(result), _console(result), _lanes(result), tensors)
+    return picture(result, LANES + 99, body, _bus(result), _console(result), _lanes(result), tensors)
 
 
 def _panel(x: float, name: str, total: int) -> list[str]:
@@ -52,16 +54,18 @@ def _tensors(x: float, tensors: tuple[Held, ...], fill: str, to: str, other: flo
         base, wide = y + CHIP / 2 + 5, PANEL - 54
         drawn = rect(x + 10, y, wide, CHIP, fill=PAPER, stroke=EDGE, radius=4)
         drawn += rect(x + 10, y, max(3.0, wide * held.nbytes / max(BYTES.values())), CHIP, fill=fill, radius=4)
-        drawn += text(x + 28, base, held.name)
-        drawn += small(x + 164, base, "pinned", anchor="end") if held.pinned else ""
-        drawn += text(x + PANEL - 52, base, size(held.nbytes), anchor="end")
+        ink = ON if held.nbytes == max(BYTES.values()) else INK
+        drawn += text(x + 28, base, held.name, fill=ink)
+        drawn += small(x + 164, base, "pinned", anchor="end", fill=ink) if held.pinned else ""
+        drawn += text(x + PANEL - 52, base, size(held.nbytes), anchor="end", fill=ink)
         if held.name == "out":  # which no command knows
             body.append(drawn)
             continue
         known = next(name for name in BYTES if name in held.name or PARAMETERS.get(name) == held.name[6:])
         moved = command(drawn, f"{held.name}: copy it to the {to}", "script", f"{known} to {to}")
         gone = held.name if "layer" not in held.name else known
-        cross = rect(x + PANEL - 40, y, 36, CHIP, fill=PAPER) + small(x + PANEL - 23, base, "del", anchor="middle")
+        cross = rect(x + PANEL - 36, y + 2, 26, CHIP - 4, fill=PAPER, stroke=RULE, radius=4)
+        cross += text(x + PANEL - 23, base, "×", anchor="middle")
         deleted = command(cross, f"{held.name}: delete it", "script", f"del {gone}")
         body += [carried(moved, other, 0, PANEL, PANEL_HEIGHT), Live(deleted)]
     return body
@@ -81,13 +85,15 @@ def _bus(result: Crossings) -> list[str]:
     ]
     words = "nothing copied" if last.kind == "there" else "idle"
     if last.kind == "device":
-        words = "✗ on two devices"
+        words, sign = "✗ on two devices", ROWS + 1.5 * ROW + CHIP / 2
         names = last.code.split()[2::2]
         for held in (*out.host, *out.gpu):
             if held.name in names:
                 at = ROWS + ROW * order(held.name) + CHIP / 2
                 edge = right if held.name in result.on_gpu else left
-                body.append(line(edge, at, middle, y - 16, stroke=VERMILLION, width=4))
+                body.append(line(edge, at, middle, sign, stroke=VERMILLION, width=3))
+        body.append(dot(middle, sign, 13, fill=PAPER, stroke=VERMILLION))
+        body.append(text(middle, sign + 6, "+", size=HEAD, anchor="middle", weight="bold"))
     if last.copies:
         start, tip, side = (left, right, "left") if last.way == "to GPU" else (right, left, "right")
         words = f"{size(last.nbytes)} {last.way} in {duration(last.copy)}"
@@ -144,31 +150,44 @@ def _costs(it: Line, y: float) -> list[str]:
 
 
 def _lanes(result: Crossings) -> list[str]:
-    """When Python waited for a call, and when the bus copied."""
-    out, copied = result.outcome, result.copied
+    """When Python waited for a call, and when the bus copied which tensor; pinning before it, out of scale."""
+    out, left = result.outcome, LEFT
     calls = [it for it in out.lines if it.call is not None and it.kind != "pinned"]
-    names = [small(MARGIN, LANES + 17, "the call takes"), small(MARGIN, LANES + 47, "the bus copies")]
+    body, last = [small(MARGIN, LANES + 17, "Python waits"), small(MARGIN, LANES + 47, "the bus copies")], ""
+    if result.pinning:
+        left, cost = LEFT + PINNED, duration(result.pinning)
+        body.append(
+            bar(LEFT, LANES, PINNED - 16, LANE, fill=SKY) + text(LEFT + 9, LANES + 17, f"pins: {cost}", fill=ON)
+        )
+        body += [line(left - x, LANES + LANE + 2, left - x + 6, LANES - 2, width=2) for x in (14, 9)]
+        last = f"Pinning costs {cost} once, and saves {result.saved} each time that all is copied"
     if not calls:
-        return [*names, note(LEFT, LANES + 17, "no copy yet")]
-    begin = calls[0].began
-    axis = Axis(LEFT, END, max(out.finished, out.went_on) - begin)
-    spans = [(it.began, it.began + (it.call or 0.0), LANES, VERMILLION) for it in calls]
-    spans += [(start, end, LANES + 30, ORANGE) for start, end in out.bus]
-    body = [*names, note(MARGIN, LANES - 11, "virtual time"), *axis.draw(LANES - 6, LANES + 30 + LANE)]
-    free = LEFT  # under the bus, where no time stands yet
-    for start, end, top, fill in spans:
-        x, wide, words = axis.x(start - begin), axis.seen(end - start), duration(end - start)
-        body.append(bar(x, top, wide, LANE, fill=fill))
-        body.append(fitted(x, wide, top + 17, words))
-        room = length(words, SMALL)
-        left = min(max(free, x + (wide - room) / 2), END - room)
-        if not body[-1] and top > LANES and free <= left <= x + wide + 12:
-            body.append(small(left, top + LANE + 13, words))
-            free = left + room + 6
+        return [*body, note(left, LANES + 17, "no copy yet")]
+    begin, bus = calls[0].began, iter(out.bus)
+    axis = Axis(left, END, max(out.finished, out.went_on) - begin)
+    body += [note(MARGIN, LANES - 11, "virtual time"), *axis.draw(LANES - 6, LANES + 30 + LANE)]
+    free = left  # under the bus, where no name stands yet
+    for it in calls:
+        went_on, name = it.began + (it.call or 0.0), it.code.split(" = ")[-1].split(".to(")[0]
+        body.append(named(bar(axis.x(it.began - begin), LANES, axis.seen(it.call or 0.0), LANE, fill=RULE), it.code))
+        for start, end in itertools.islice(bus, it.copies):
+            x, wide = axis.x(start - begin), axis.seen(end - start)
+            if end <= went_on + 1e-9:
+                body.append(bar(x, LANES, wide, LANE, fill=SKY))
+                body.append(fitted(x, wide, LANES + 17, "waits for the copy", "waits", fill=ON))
+            body.append(bar(x, LANES + 30, wide, LANE, fill=ORANGE))
+            body.append(fitted(x, wide, LANES + 47, f"{name}: {duration(end - start)}", name, fill=ON))
+            room = length(name, SMALL)
+            at = min(max(free, x + (wide - room) / 2), END - room)
+            if not body[-1] and free <= at <= x + wide + 24:
+                body.append(small(at, LANES + 68, name))
+                free = at + room + 6
     x = axis.x(out.went_on - begin)
-    body.append(fitted(x, END - x, LANES + 17, "goes on with the next line", "goes on", halo=True))
-    if copied:
-        near = out.rates.memory_seconds(copied)
-        words = f"In its own memory the GPU reads the same {size(copied)} in {duration(near)}"
-        body.append(text(LEFT, LANES + 82, f"{words}: {result.copying / near:.0f} × faster"))
-    return body
+    body += [rect(x, LANES, END - x, LANE, fill=PAPER), rect(x, LANES, END - x, LANE, fill=SKY, opacity=0.2)]
+    body.append(fitted(x, END - x, LANES + 17, "goes on with the next line", "goes on"))
+    if result.copied and not last:
+        near = out.rates.memory_seconds(result.copied)
+        last = f"In its own memory the GPU reads the same {size(result.copied)} in {duration(near)}"
+        last += f": {result.copying / near:.0f} × faster"
+    body += [text(LEFT, LANES + 93, last)] if last else []
+    return [*body, *keys(END, LANES + 93, ("sets up", RULE), ends=True)]

@@ -10,7 +10,7 @@ from virtualgpu.memory.out_of_memory import format_size
 from ..base.simulator import Result, Row
 from ..base.words import below, duration, percent
 from .machine import Machine
-from .model import GPUS, SLOTS, Command, Line, Outcome, link_of, rates_over, read
+from .model import BYTES, GPUS, SLOTS, Command, Line, Outcome, link_of, rates_over, read
 
 
 def size(nbytes: int) -> str:
@@ -54,6 +54,17 @@ class Crossings(Result):
     def copying(self) -> float:
         """Seconds on the bus."""
         return sum(line.copy for line in self.copies)
+
+    @property
+    def pinning(self) -> float:
+        """Seconds for the page-locked memory of the tensors that began in it."""
+        return math.fsum(line.call or 0.0 for line in self.outcome.lines if line.kind == "pinned")
+
+    @property
+    def saved(self) -> str:
+        """What copies from pinned memory take less, for all of the tensors."""
+        rates = self.outcome.rates
+        return duration(sum(BYTES.values()) * (1 / rates.pageable_gbps - 1 / rates.pinned_gbps) * 1e-9)
 
     @property
     def floor(self) -> float:
@@ -101,9 +112,7 @@ class Crossings(Result):
         if last.kind == "made":
             return f"All three tensors, {size(self.host_bytes)}, lie in host memory: they are computed with on the CPU"
         if last.kind == "pinned":
-            pinning = math.fsum(line.call or 0.0 for line in out.lines)
-            saved = self.host_bytes * (1 / out.rates.pageable_gbps - 1 / out.rates.pinned_gbps) * 1e-9
-            return f"Pinning took {duration(pinning)}, which saves {duration(saved)} each time that all of it is copied"
+            return f"Pinning took {duration(self.pinning)}, which saves {self.saved} each time that all of it is copied"
         if last.kind == "device":
             there, left = sorted(last.code.split()[2::2], key=lambda name: name not in self.on_gpu)
             return f"The sum fails: {there} is on cuda:0, and {left} still on the CPU"
@@ -121,9 +130,9 @@ class Crossings(Result):
                 return f"Nobody waits for the copy, but pinning new memory took {call}; synchronize before you read it"
             return f"The copy takes {copy}, and nobody waits for it: call torch.cuda.synchronize() before you read it"
         if self.non_blocking and last.pinned:
-            pinning = math.fsum(line.call or 0.0 for line in out.lines if line.kind == "pinned")
-            price = f"; but pinning took {duration(pinning)}" if pinning else ""
-            return f"Nobody waits: the call returns after {call}, and the copy goes on for {copy}{price}"
+            if self.pinning:
+                return f"The call takes {call}, the copy {copy}; but pinning took {duration(self.pinning)}"
+            return f"Nobody waits: the call takes {call}, the copy {copy}"
         if self.non_blocking:
             return "non_blocking=True changes nothing here: from pageable memory the call waits until all is staged"
         if last.way == "to host":
@@ -134,7 +143,7 @@ class Crossings(Result):
             both = [held.name for held in out.host if f"{held.name}_gpu" in self.on_gpu]
             names = " and ".join(filter(None, (", ".join(both[:-1]), both[-1])))
             verb = "is" if len(both) == 1 else "are"
-            return f"{names} {verb} on the GPU now, and still on the host too: .to copies"
+            return f"{names} {verb} now in both memories: .to copies"
         what = "A module moves as a whole" if "layer" in last.code else "The name refers to the copy now"
         return f"{what}: nothing refers to the {size(last.nbytes)} on the host any more, and they are free again"
 
