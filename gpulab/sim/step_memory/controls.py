@@ -11,7 +11,7 @@ class StepMemory(Simulator[Step]):
     """When a step's memory peaks, and how recomputing activations trades it for time."""
 
     controls = (
-        Play("moment", "Moment", 0, FRAMES, 120, unit=f"/{FRAMES}"),
+        Play("moment", "Moment", 0, FRAMES, 120),
         Slider("layers", "Layers", 1, 48, 24),
         Slider("segments", "Segments", 1, 48, 4),
         Flag("again", "Compute the last segment again too", False),
