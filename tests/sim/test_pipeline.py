@@ -23,7 +23,7 @@ from gpulab.sim.pipeline.model import (
     shown,
     steady,
 )
-from gpulab.sim.pipeline.picture import LEFT, RIGHT
+from gpulab.sim.pipeline.picture import LEFT, LOW, RIGHT
 from gpulab.sim.pipeline.result import FRAMES, simulate
 from virtualgpu.clock import rates
 from virtualgpu.pictures import svg
@@ -305,7 +305,7 @@ class TestPicture:
         assert "computes batch 4" in sim.result.now
         assert "batch 4 on its way" in sim.svg()
         frames = [rect for rect in ET.fromstring(sim.picture.inner()).iter() if rect.get("stroke-width") == "2"]
-        assert sum(float(frame.get("y")) > 40 for frame in frames if frame.tag.endswith("rect")) == 4
+        assert sum(40 < float(frame.get("y")) < LOW for frame in frames if frame.tag.endswith("rect")) == 4
         assert Pipeline(moment=100).result.followed is None
 
     def test_the_second_epoch_is_marked(self):
