@@ -87,9 +87,10 @@ def _left_over(step: Step, axis: Axis) -> list[str]:
     if step.exposed < 0.005 * step.seconds or length(WAITS[-1], SMALL) + 6 < axis.seen(step.exposed):
         return []
     x, low = axis.x(step.seconds) + 5, RING + RING_HIGH
-    words = f"not hidden: {duration(step.exposed)} ({percent(1 - step.hidden)})"
-    bracket = polyline([(x, DDP), (x + 5, DDP), (x + 5, low), (x, low)])
-    return [bracket, small(x + 12, (DDP + low) / 2 + 5, words, halo=True)]
+    share, bracket = percent(1 - step.hidden), polyline([(x, DDP), (x + 5, DDP), (x + 5, low), (x, low)])
+    if x > READ - 210:  # below what is read off
+        return [bracket, small(READ, RING + 18, f"{share} not hidden")]
+    return [bracket, small(x + 12, (DDP + low) / 2 + 5, f"not hidden: {duration(step.exposed)} ({share})", halo=True)]
 
 
 def _lanes(step: Step) -> list[Lane]:
