@@ -348,6 +348,10 @@ class TestStates:
         assert "the only bucket is full when backward ends" in whole.finding
         assert slow.speedup < 1
         assert slow.finding.startswith("8 GPUs are slower than one")
+        worth_seven = [name for name in LINKS if at(link=name).speedup > 7]
+        assert worth_seven[-1] == "pcie3"  # what the note asks for
+        assert "faster from 10 GPUs on" in AllReduce(**AllReduce.states[2].values).svg()
+        assert [at(link="ethernet10", gpus=gpus).speedup > 1 for gpus in (9, 10)] == [False, True]
         assert AllReduce.states[0].values.items() <= DEFAULT.items()  # it opens with it
 
 

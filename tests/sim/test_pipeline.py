@@ -343,6 +343,14 @@ class TestStates:
         assert result.finding == "The GPU computes 35% of the time: it waits for loading and for copies"
         assert Pipeline.states[0].values.items() <= DEFAULT.items()  # it opens with it
 
+    def test_what_the_notes_ask_for_can_be_had(self):
+        one, two, three = (state.values for state in Pipeline.states)
+        assert Pipeline(**one | {"workers": 2, "side": True}).result.step == pytest.approx(30 * MS, rel=0.01)
+        assert "a batch every" not in Pipeline(**two, load=100).result.finding
+        assert "a batch every" in Pipeline(**two, load=115).result.finding
+        assert "almost without a gap" in Pipeline(**three, compute=21).result.finding
+        assert "3 workers bring a batch every 20 ms" in Pipeline(**three, compute=15).result.finding
+
     def test_with_workers_it_waits_for_copies_whatever_their_number(self):
         result = Pipeline(**Pipeline.states[1].values).result
         assert "it stands still during copies of 11 ms" in result.finding

@@ -44,7 +44,7 @@ class AllReduce(Simulator[Step]):
         State(
             "A slow link",
             {"gpus": 8, "bucket": 25, "link": "ethernet10", "moment": 62},
-            "The GPUs wait for the network. Try links in More settings: which is the first to make 8 worth 7?",
+            "The GPUs wait for the network. Try links in More settings: which is the slowest that makes 8 worth 7?",
         ),
     )
     model = staticmethod(simulate)

@@ -103,8 +103,8 @@ def _close_up(kernel: Kernel) -> list[str]:
     for (x, y, wide, _), warp in zip(slots, warps, strict=False):
         if warp.state == "issuing" and y == top:  # joined to the lanes
             body.append(pointer(x + wide / 2, top - 11, high=-9))
-    entries = [(f"{number['issuing']} on the lanes", ORANGE), (f"{number['ready']} ready", GREEN)]
-    entries = [entry for entry in entries if not entry[0].startswith("0")]
+    told = ("issuing", "on the lanes"), ("ready", "ready")
+    entries = [(f"{number[state]} {words}", fills[state]) for state, words in told if number[state]]
     low, waiting = MAP_BOTTOM - 28, f"{number['waiting']} waiting, clocks left: full means ready"
     if len(warps) < kernel.room and len(entries) < 2:
         body.append(note(CLOSE_LEFT + 356, low, f"dashed: room for {kernel.room - len(warps)} more", anchor="end"))
@@ -129,7 +129,6 @@ def _waves(kernel: Kernel) -> list[str]:
     """Time to the right: how many lanes are in an SM with a block, and how many of them work on average."""
     clocks, lanes = kernel.clocks, kernel.all_lanes
     plot = Plot(Scale(CHART_LEFT, END, 0, clocks), Scale(CHART_BOTTOM, CHART_TOP, 0, lanes))
-    entries = (("at work", ORANGE), ("a block, but its warps wait", SKY), ("no block", RULE))
     blocks = f"{many(kernel.blocks, 'block')} of {count(kernel.warps_per_block, 'warp')}"
     places = f"{kernel.places:,} places"
     places += f" ({count(kernel.sms, 'SM')} × {count(kernel.blocks_per_sm, 'block')})" if kernel.places < 1000 else ""
@@ -138,7 +137,7 @@ def _waves(kernel: Kernel) -> list[str]:
     body = [
         text(MARGIN, CHART_TOP - 58, " → ".join(way), weight="bold"),
         note(MARGIN, CHART_TOP - 37, "lanes, averaged over each wave (virtual)"),
-        *keys(END, CHART_TOP - 37, *entries, ends=True),
+        *keys(END, CHART_TOP - 37, ("at work", ORANGE), ("warps that wait", SKY), ("no block", RULE), ends=True),
         rect(*plot.box(), fill=RULE),
         *plot.levels({0: "0", lanes: f"{lanes:,}"}),
         note(MARGIN, CHART_TOP - 12, "clocks"),
@@ -160,10 +159,9 @@ def _waves(kernel: Kernel) -> list[str]:
         at, share = min(max(now, x), x + wide), percent(wave.busy)
         begin, room = max((x, at - x), (at, x + wide - at), key=lambda part: part[1])  # beside the moment
         body.append(fitted(begin, room, low, f"{share} at work on average", f"{share} on average", share, fill=ink))
-        name, number = f"wave {index + 1}", str(index + 1)
-        blocks = f"{name}: {many(wave.blocks, 'block')}"
-        whole = f"{blocks} in {kernel.places:,} places"
-        body.append(fitted(x, wide, CHART_BOTTOM + 17, whole, blocks, name, number, fill=MUTED))
+        blocks = f"wave {index + 1}: {many(wave.blocks, 'block')}"
+        names = f"{blocks} in {kernel.places:,} places", blocks, f"wave {index + 1}", str(index + 1)
+        body.append(fitted(x, wide, CHART_BOTTOM + 17, *names, fill=MUTED))
     handle = cursor(Axis(CHART_LEFT, END, clocks), kernel.clock + 0.5, CHART_TOP - 6, CHART_BOTTOM + 2)
     handle += grasp(now - 12, CHART_TOP - 8, 24, CHART_BOTTOM - CHART_TOP + 10)
     grip = Grip("frame", plot.x.at(0.5), plot.x.at(clocks - 0.5), 0, min(clocks, FRAMES) - 1)
