@@ -122,7 +122,8 @@ def _marks(run: Run, share: Scale) -> list[str]:
     else:
         words += f", ± {f'{100 * spread:,.0f}%' if spread >= 0.005 else percent(spread)} from run to run"
         low, top = share.at(here - spread), share.at(here + spread)
-        grip += [line(at, low, at, top, width=4), *(line(at - 7, end, at + 7, end, width=3) for end in (low, top))]
+        if low - top > 14:  # else the dot hides it
+            grip += [line(at, low, at, top, width=4), *(line(at - 7, y, at + 7, y, width=3) for y in (low, top))]
         grip.append(diamond(at, high, fill=GREEN) if same else dot(at, share.at(here), 6, fill=INK))
     moved = draggable("".join(grip), "Minutes between two checkpoints", MINUTES.grip("interval"))
     return [*target, moved, _label(at, 44, words, weight="bold")]
