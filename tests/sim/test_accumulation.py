@@ -244,6 +244,10 @@ class TestPicture:
         assert "left over" in text
         assert "no step: 4 samples unused." in text
 
+    def test_memory_of_images_is_not_shown_beside_tokens(self):
+        assert "ResNet-50" in gpulab.sim.accumulation().svg()
+        assert "memory of ResNet-50" not in "".join(gpulab.sim.accumulation(tokens=True).picture.body)
+
     def test_default_state_makes_the_point(self):
         sim = gpulab.sim.accumulation()
         assert "1/4 of what it should be" in sim.picture.title
@@ -257,7 +261,7 @@ class TestStates:
         assert short.windows[-1].uneven == 0
         assert short.finding == "The last update is 1/4 of what it should be: 1 micro-batch, divided by 4"
         assert all(0.01 < window.error == window.uneven < 0.1 for window in unequal.windows[:3])
-        assert unequal.finding == "Micro-batches count alike: up to 14% of the weight is misplaced"
+        assert unequal.finding == "Every micro-batch counts the same: up to 14% of the weight is misplaced"
         assert exact.worst_error == 0
         assert exact.finding == "Each update is the exact mean gradient of its window"
         assert Accumulation.states[0].values.items() <= DEFAULT.items()  # it opens with it

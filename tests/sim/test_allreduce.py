@@ -24,7 +24,7 @@ from gpulab.sim.allreduce.model import (
     sends,
     sent_bytes,
 )
-from gpulab.sim.allreduce.picture import LEFT, PIECES_TOP, RIGHT, draw
+from gpulab.sim.allreduce.picture import LEFT, PIECES, PIECES_HIGH, PIECES_TOP, RIGHT, draw
 from gpulab.sim.allreduce.result import FRAMES, simulate
 from gpulab.sim.base.simulator import Flag, Slider
 from virtualgpu.gpus.specs import SPECS
@@ -312,15 +312,12 @@ class TestPlay:
         assert pieces(AllReduce(gpus=gpus, moment=100), style.PURPLE) == 0
         assert pieces(AllReduce(gpus=gpus, moment=0), style.GREEN) == 0
 
-    def test_pieces_move_from_gpu_to_gpu_and_are_taken_up_there(self):
-        moments = [moment for moment in range(FRAMES) if at(moment=moment).hops_done == 5]
-        way = [places_of_messages(moment) for moment in moments]
-        assert len(way) > 3
-        assert all(one[0] < two[0] for one, two in itertools.pairwise(way)), "from GPU 0 down to GPU 1"
-        assert all(one[7] < two[7] or two[-1] < PIECES_TOP + 25 for one, two in itertools.pairwise(way)), (
-            "and up to GPU 0"
-        )
-        assert places_of_messages(moments[-1] + 1)[0] < way[-1][0], "the next hop begins anew"
+    @pytest.mark.parametrize("moment", [40, 62, 90])
+    def test_a_head_stands_at_the_piece_that_gets_what_the_gpu_above_hands_on(self, moment):
+        tips, done = heads(moment), at(moment=moment).hops_done
+        rows = [(y - PIECES_TOP) / (PIECES_HIGH / 8) for _, y in tips]
+        assert rows == pytest.approx([1, 2, 3, 4, 5, 6, 7, 0], abs=0.01), "below each GPU, and from the last to GPU 0"
+        assert [int((x - PIECES) / 42) for x, _ in tips] == [sends(gpu, 8, done) for gpu in range(8)]
 
     @pytest.mark.parametrize("gpus", [2, 8, 16])
     def test_a_piece_says_of_how_many_gpus_it_is_the_sum_where_it_has_room(self, gpus):
@@ -335,13 +332,11 @@ def pieces(sim, fill):
     return sum(float(y) >= PIECES_TOP for path in drawn for y in re.findall(r"M\S+ (\S+?)h", path))
 
 
-def places_of_messages(moment):
-    """How far down the piece is that each GPU hands on, from GPU 0 to the last."""
+def heads(moment):
+    """Where the piece that each GPU hands on arrives, from GPU 0's to the last one's."""
     polygons = ET.fromstring(AllReduce(moment=moment).picture.inner()).iter("{http://www.w3.org/2000/svg}polygon")
-    tips = [float(polygon.get("points").rpartition(",")[2]) for polygon in polygons if polygon.get("fill") == style.INK]
-    tips = [tip for tip in tips if tip > PIECES_TOP]
-    assert len(tips) == 8
-    return tips
+    tips = [polygon.get("points").split()[-1].split(",") for polygon in polygons if polygon.get("fill") == style.INK]
+    return [(float(x), float(y)) for x, y in tips]
 
 
 class TestStates:
@@ -353,6 +348,10 @@ class TestStates:
         assert "the only bucket is full when backward ends" in whole.finding
         assert slow.speedup < 1
         assert slow.finding.startswith("8 GPUs are slower than one")
+        worth_seven = [name for name in LINKS if at(link=name).speedup > 7]
+        assert worth_seven[-1] == "pcie3"  # what the note asks for
+        assert "faster from 10 GPUs on" in AllReduce(**AllReduce.states[2].values).svg()
+        assert [at(link="ethernet10", gpus=gpus).speedup > 1 for gpus in (9, 10)] == [False, True]
         assert AllReduce.states[0].values.items() <= DEFAULT.items()  # it opens with it
 
 

@@ -257,6 +257,7 @@ class TestSimulator:
         assert "room for 6 more" in sim.svg()
         assert "1 on the lanes" in sim.svg()
         assert "1 waiting" in sim.svg()
+        assert "5.1% on average" in sim.svg()
 
     def test_a_preset_holds_its_own_numbers_and_gives_the_others_back(self):
         sim = Architecture(sms=6)
@@ -308,7 +309,11 @@ class TestTouch:
         assert few.busy == few.hidden == 0.25
         assert "8 warps on an SM cannot hide the wait" in few.finding
         assert sum(map(sum, few.working)) == few.busy * few.all_lanes  # the moment is like the average
-        assert "8 warps, 32 would hide the wait" in Architecture(**Architecture.states[2].values).svg()
+        shown = Architecture(**Architecture.states[2].values)
+        assert "8 warps, 32 would hide the wait" in shown.svg()
+        assert shown.svg().count(": 8 warps wait<") == 3  # of the SMs whose lanes have nothing to do
+        shown.set(room=32)
+        assert shown.result.finding.endswith("the only wave of blocks fills 50% of the GPU")  # what the note asks for
 
     @pytest.mark.parametrize("gpu", [TOY, "T4", "B200"])
     def test_a_click_on_an_sm_shows_its_warps(self, gpu):
@@ -358,7 +363,7 @@ class TestTouch:
     def test_the_parts_of_a_warps_turn_are_explained(self):
         svg = Architecture(frame=13).svg()
         assert "1 on the lanes" in svg
-        assert "7 waiting 7 clocks: full means ready" in svg
+        assert "7 waiting, clocks left: full means ready" in svg
         assert "wave 3: 1 block in 16 places" in svg
 
 

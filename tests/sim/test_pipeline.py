@@ -23,7 +23,7 @@ from gpulab.sim.pipeline.model import (
     shown,
     steady,
 )
-from gpulab.sim.pipeline.picture import LEFT, RIGHT
+from gpulab.sim.pipeline.picture import LEFT, LOW, RIGHT
 from gpulab.sim.pipeline.result import FRAMES, simulate
 from virtualgpu.clock import rates
 from virtualgpu.pictures import svg
@@ -305,7 +305,7 @@ class TestPicture:
         assert "computes batch 4" in sim.result.now
         assert "batch 4 on its way" in sim.svg()
         frames = [rect for rect in ET.fromstring(sim.picture.inner()).iter() if rect.get("stroke-width") == "2"]
-        assert sum(float(frame.get("y")) > 40 for frame in frames if frame.tag.endswith("rect")) == 4
+        assert sum(40 < float(frame.get("y")) < LOW for frame in frames if frame.tag.endswith("rect")) == 4
         assert Pipeline(moment=100).result.followed is None
 
     def test_the_second_epoch_is_marked(self):
@@ -342,6 +342,14 @@ class TestStates:
         assert result.computing < 0.4
         assert result.finding == "The GPU computes 35% of the time: it waits for loading and for copies"
         assert Pipeline.states[0].values.items() <= DEFAULT.items()  # it opens with it
+
+    def test_what_the_notes_ask_for_can_be_had(self):
+        one, two, three = (state.values for state in Pipeline.states)
+        assert Pipeline(**one | {"workers": 2, "side": True}).result.step == pytest.approx(30 * MS, rel=0.01)
+        assert "a batch every" not in Pipeline(**two, load=100).result.finding
+        assert "a batch every" in Pipeline(**two, load=115).result.finding
+        assert "almost without a gap" in Pipeline(**three, compute=21).result.finding
+        assert "3 workers bring a batch every 20 ms" in Pipeline(**three, compute=15).result.finding
 
     def test_with_workers_it_waits_for_copies_whatever_their_number(self):
         result = Pipeline(**Pipeline.states[1].values).result

@@ -37,7 +37,7 @@ class Accumulation(Simulator[Epoch]):
         State(
             "Unequal lengths",
             {"divide": "window", "tokens": True},
-            "Means weigh alike, however many tokens they are of. Drag Micro-batch: do larger ones mend it?",
+            "Each mean counts the same, however many tokens it covers. Drag Micro-batch: do larger ones mend it?",
         ),
         State(
             "Divide by tokens",

@@ -105,7 +105,7 @@ class Epoch(Result):
             found.append(f"the last update is {there}/{steps} of what it should be{why}")
         if self.tokens and uneven:
             misplaced = percent(max(window.misplaced for window in self.windows))
-            why = "" if found else "micro-batches count alike: "
+            why = "" if found else "every micro-batch counts the same: "
             found.append(f"{why}up to {misplaced} of the weight is misplaced")
         elif uneven:
             off = "" if last.scale < 1 else f"the last gradient is {percent(uneven)} off: "

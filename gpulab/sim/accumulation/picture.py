@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from virtualgpu.pictures.style import BLUE, EDGE, INK, MUTED, ORANGE, PURPLE, RULE, SKY
-from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, length, line, rect, text
+from virtualgpu.pictures.style import BLUE, EDGE, INK, MUTED, ON, ORANGE, PURPLE, RULE, SKY
+from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, hatch, length, line, polyline, rect, text
 
 from ..base.lanes import beside
 from ..base.scene import END, fitted, keys, named_bar, note, picture, pointer, small
@@ -13,10 +13,10 @@ from .model import MOST_STEPS, STATE_BYTES, Epoch, Window
 
 LEFT, RIGHT = 100.0, 708.0  # of the epoch and of its windows
 STRIP, STRIP_HIGH, STRIP_MOST = 18.0, 20.0, 64  # the epoch: where, how high, micro-batches drawn of it
-ROWS, ROWS_TOP, ROWS_HIGH = 5, 94.0, 268.0
+ROWS, ROWS_TOP = 5, 94.0
 MOST = 1.6  # times the right weight: so high is a row
 MEMORY = 392.0
-WEIGHTS = {"steps": "1/{} each", "window": "all alike", "items": "by {}"}
+KINDS = ("samples", "tokens")
 
 
 def draw(epoch: Epoch) -> Picture:
@@ -25,8 +25,9 @@ def draw(epoch: Epoch) -> Picture:
     shown: list[int | None] = list(range(len(windows)))
     if len(windows) > ROWS:
         shown = [0, 1, None, len(windows) - 2, len(windows) - 1]
-    high = min(ROWS_HIGH / len(shown), 67)
-    body, living = [*_strip(epoch, windows), *_heads(epoch), *_memory(epoch)], _grip(epoch)
+    high = min((348 if epoch.tokens else MEMORY - 30 - ROWS_TOP) / len(shown), 86 if epoch.tokens else 67)
+    body, living = [*_strip(epoch, windows), *_heads(epoch, high - 7)], _grip(epoch)
+    body += [] if epoch.tokens else _memory(epoch)  # of images
     for place, index in enumerate(shown):
         top = ROWS_TOP + place * high
         if index is None:
@@ -54,21 +55,21 @@ def _memory(epoch: Epoch) -> list[str]:
 
 def _strip(epoch: Epoch, windows: list[Window]) -> list[str]:
     """All micro-batches in a row, and after how many of them the optimizer steps."""
-    body, x = [text(MARGIN, STRIP + 15, "one epoch")], LEFT
+    body, x, pitch = [text(MARGIN, STRIP + 15, "one epoch")], LEFT, _pitch(epoch)
     for number, window in enumerate(windows):
         start, dropped = x, window is epoch.dropped
-        for samples in window.samples[: max(0, STRIP_MOST - number * epoch.steps)]:
-            wide = _pitch(epoch) * samples / epoch.batch
-            body.append(bar(x, STRIP, wide, STRIP_HIGH, fill=RULE if dropped else SKY, hatched=dropped, stroke=MUTED))
-            x += wide
-        body.append(fitted(start, x - start, STRIP - 5, f"window {number + 1}", str(number + 1)))
+        for _ in window.samples[: max(0, STRIP_MOST - number * epoch.steps)]:
+            body.append(bar(x, STRIP, pitch, STRIP_HIGH, fill=RULE if dropped else SKY, hatched=dropped, stroke=MUTED))
+            x += pitch
+        names = (f"window {number + 1}", "last" if window is windows[-1] else str(number + 1))
+        body.append(fitted(start, x - start, STRIP - 5, *names))
         body += [line(start, STRIP, start, STRIP + STRIP_HIGH, width=3)] if number else []
     left = epoch.micro_batches - STRIP_MOST
     return [*body, note(END, STRIP + 15, f"… {left} more", anchor="end")] if left > 0 else body
 
 
 def _pitch(epoch: Epoch) -> float:
-    """How wide a full micro-batch is."""
+    """How wide a micro-batch is."""
     return (RIGHT - LEFT) / min(epoch.micro_batches, STRIP_MOST)
 
 
@@ -85,16 +86,17 @@ def _grip(epoch: Epoch) -> list[Live]:
     return [Live(draggable(drawn + "".join(beside(at + 4, low + 17, words)), "Micro-batches per step", grip))]
 
 
-def _heads(epoch: Epoch) -> list[str]:
-    base, kind = ROWS_TOP - 12, "tokens" if epoch.tokens else "samples"
-    weight = WEIGHTS[epoch.divide].format(epoch.steps if epoch.divide == "steps" else kind)
-    body = [note(MARGIN, base, f"width: share of the {kind}; full: weighs as much")]
-    entries = [(f"weight in .grad: {weight}", SKY, False)]
-    entries += [("too much", ORANGE, True)] if any(window.misplaced for window in epoch.windows) else []
+def _heads(epoch: Epoch, high: float) -> list[str]:
+    """What width, height and frame of a box are, the first two with a bracket at the first box."""
+    base, floor, first = ROWS_TOP - 14, ROWS_TOP + high - 18, epoch.windows[0]
+    right, x = LEFT + first.shares[0] * (RIGHT - LEFT), LEFT - 8
+    top = floor - min(first.weights[0] / first.shares[0], 1) * (high - 18) / MOST
+    body = [note(LEFT, base, f"↔ its share of {KINDS[epoch.tokens]}"), note(298, base, "↕ its weight in .grad")]
+    body.append(polyline([(LEFT, base + 13), (LEFT, base + 9), (right, base + 9), (right, base + 13)], stroke=MUTED))
+    body.append(polyline([(x + 4, floor), (x, floor), (x, top), (x + 4, top)], stroke=MUTED))
     if any(window.error for window in epoch.windows):
-        x = 410 + sum(length(words, SMALL) + 36 for words, *_ in entries)
-        body += [rect(x, base - 11, 16, 12, stroke=INK, dash="3 3"), note(x + 22, base, "too little")]
-    return [*body, *keys(410, base, *entries)]
+        body += [rect(470, base - 11, 16, 12, stroke=INK, dash="3 3"), note(492, base, "the right weight")]
+    return [*body, *keys(628, base, ("too much", ORANGE, True))] if any(w.misplaced for w in epoch.windows) else body
 
 
 def _content(epoch: Epoch, window: Window) -> str:
@@ -108,27 +110,31 @@ def _content(epoch: Epoch, window: Window) -> str:
 
 def _row(epoch: Epoch, window: Window, index: int, top: float, high: float) -> list[str]:
     """A window in its whole: a box for each micro-batch, as wide as its share and full if it weighs that much. What is
-    too much of a weight stands hatched above its box, and what is too little is left open in it."""
-    dropped, kind = window is epoch.dropped, "tokens" if epoch.tokens else "samples"
-    full, words = (high - 18) / MOST, top + high - 2
-    floor, middle = top + high - 18, top + high - 18 - full / 2 + 5
-    body, x = [text(MARGIN, middle, "left over" if dropped else f"window {index + 1}")], LEFT
-    for items, share, weight in zip(window.items, window.shares, window.weights, strict=True):
-        wide, level, much = share * (RIGHT - LEFT), full * min(weight / share, MOST), weight - share > 1e-9
-        if dropped:
-            body.append(rect(x, floor - full, wide, full, stroke=EDGE))
-        else:
-            body += [rect(x, floor - full, wide, full, stroke=INK, dash="3 3")] if level < full - 1e-6 else []
-            body.append(bar(x, floor - min(level, full), wide, min(level, full), fill=SKY))
-            body += [bar(x, floor - level, wide, level - full, fill=ORANGE, hatched=True)] if much else []
-            body += [pointer(x + wide / 2, top - 6, high=-5)] if weight > MOST * share else []
-            ratio = percent(share) if abs(weight - share) < 1e-9 else f"{percent(share)} → {percent(weight)}"
-            body.append(fitted(x, wide, words, f"{items:,} {kind}: {ratio}", ratio))
+    too much of a weight stands hatched above its box, and what is too little is hatched lightly in it."""
+    full, floor, words, x = (high - 18) / MOST, top + high - 18, top + high - 2, LEFT
+    middle, room = floor - full / 2 + 5, RIGHT - LEFT
+    if window is epoch.dropped:
+        why = f"no step: {count(sum(window.samples), 'sample')} unused. Zero .grad, or it joins the next epoch."
+        frame = rect(LEFT, floor - full, room, full, stroke=EDGE)
+        return [text(MARGIN, middle, "left over"), frame, small(LEFT, words, why)]
+    body, names = [text(MARGIN, middle, f"window {index + 1}")], [f"{n:,} {KINDS[epoch.tokens]}" for n in window.items]
+    fit = all(length(name, SMALL) + 6 < share * room for name, share in zip(names, window.shares, strict=True))
+    for name, share, weight in zip(names, window.shares, window.weights, strict=True):
+        wide, level = share * room, full * min(weight / share, MOST)
+        if level < full - 1e-6:
+            body.append(rect(x, floor - full, wide, full, stroke=INK, dash="3 3"))
+            body.append(hatch(x, floor - full, wide, full - level, stroke=RULE))
+        body.append(bar(x, floor - min(level, full), wide, min(level, full), fill=SKY))
+        body += [bar(x, floor - level, wide, level - full, fill=ORANGE, hatched=True)] if weight - share > 1e-9 else []
+        body += [pointer(x + wide / 2, top - 6, high=-5)] if weight > MOST * share else []
+        ratio = percent(share) if abs(weight - share) < 1e-9 else f"{percent(share)} → {percent(weight)}"
+        body.append(fitted(x, wide, words, ratio))
+        over = level < full / 2 + 6  # its name goes beyond what is filled
+        body.append(fitted(x, wide, middle, name, fill=INK if over else ON, halo=over) if fit else "")
         x += wide
-    if dropped:
-        unused = f"no step: {count(sum(window.samples), 'sample')} unused. Zero .grad, or it joins the next epoch."
-        return [*body, small(LEFT, words, unused)]
-    off = f"{percent(1 - window.scale)} is missing" if window.scale < 1 else f"{percent(window.misplaced)} misplaced"
     if not window.error:
-        return [*body, note(END, middle, "exact", anchor="end")]
-    return [*body, text(END, middle, off, anchor="end", weight="bold")]
+        return [*body, note(RIGHT + 10, middle, "exact")]
+    off = f"{percent(1 - window.scale)} is missing" if window.scale < 1 else f"{percent(window.misplaced)} misplaced"
+    first = window is next(one for one in epoch.windows if one.error)
+    body.append(text(RIGHT + 10, middle, off, weight="bold"))
+    return [*body, note(RIGHT + 10, words, "should → does")] if first else body

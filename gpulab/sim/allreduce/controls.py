@@ -34,7 +34,7 @@ class AllReduce(Simulator[Step]):
         State(
             "Behind backward",
             {"gpus": 8, "bucket": 25, "link": "pcie4", "moment": 62},
-            "Each bucket goes round as soon as it is full. Drag the line to the end: which one hides behind nothing?",
+            "Each bucket goes round once it is full. Drag the line: which one has nothing left to hide behind?",
         ),
         State(
             "One bucket",
@@ -44,7 +44,7 @@ class AllReduce(Simulator[Step]):
         State(
             "A slow link",
             {"gpus": 8, "bucket": 25, "link": "ethernet10", "moment": 62},
-            "Drag the dot: from how many GPUs on are they faster than one? Which link makes all 8 worth it?",
+            "The GPUs wait for the network. Try links in More settings: which is the slowest that makes 8 worth 7?",
         ),
     )
     model = staticmethod(simulate)

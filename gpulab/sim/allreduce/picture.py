@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from virtualgpu.pictures.style import BLUE, EDGE, GREEN, INK, MUTED, ON, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, boxes, dot, length, polyline, rect, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, boxes, dot, length, line, polyline, rect, text
 
 from ..base.lanes import Axis, blocks, cursor, playhead
-from ..base.scene import END, Box, Plot, Scale, arrow, beside_ends, chip, fitted, keys, note, picture, pointer, small
+from ..base.scene import END, Box, Plot, Scale, beside_ends, chip, fitted, keys, note, picture, pointer, small
 from ..base.touch import clickable, draggable, grasp, named
 from ..base.words import count, duration, percent
 from .model import BUCKETS, MOST_GPUS, data_parallel_seconds, ddp_seconds, held, hops, sends
@@ -44,8 +44,8 @@ def draw(step: Step) -> Picture:
         *(lane.named(axis, step.now) for lane in lanes),
         *_left_over(step, axis),
         *_chips(step),
-        *_readings(step, DDP + 12, step.seconds),
-        *_readings(step, OTHER + 12, step.data_parallel_seconds),
+        *_readings(step, axis, DDP + 12, step.seconds),
+        *_readings(step, axis, OTHER + 12, step.data_parallel_seconds),
     ]
     grip = playhead(axis, step.seconds, DDP - 12, LOW, last=FRAMES, over=_names(step, axis))
     return picture(step, 452.0, body, _ring(step), _scaling(step, BELOW), [grip])
@@ -86,10 +86,11 @@ def _left_over(step: Step, axis: Axis) -> list[str]:
     """What the GPUs wait for the ring, where no word has room in it."""
     if step.exposed < 0.005 * step.seconds or length(WAITS[-1], SMALL) + 6 < axis.seen(step.exposed):
         return []
-    x = axis.x(step.seconds)
-    rows = (DDP + 21, f"waits {duration(step.exposed)}"), (RING + 18, f"{percent(1 - step.hidden)} of it is not hidden")
-    body = [small(x + 25, y, words, halo=True) for y, words in rows if x + 25 + length(words, SMALL) < READ]
-    return [arrow(x + 20, x + 4, DDP + 16, head=7, wing=4), *body] if body else []
+    x, low = axis.x(step.seconds) + 5, RING + RING_HIGH
+    share, bracket = percent(1 - step.hidden), polyline([(x, DDP), (x + 5, DDP), (x + 5, low), (x, low)])
+    if x > READ - 210:  # below what is read off
+        return [bracket, small(READ, RING + 18, f"{share} not hidden")]
+    return [bracket, small(x + 12, (DDP + low) / 2 + 5, f"not hidden: {duration(step.exposed)} ({share})", halo=True)]
 
 
 def _lanes(step: Step) -> list[Lane]:
@@ -110,9 +111,10 @@ def _lanes(step: Step) -> list[Lane]:
     return lanes
 
 
-def _readings(step: Step, y: float, seconds: float | None) -> list[str]:
+def _readings(step: Step, axis: Axis, y: float, seconds: float | None) -> list[str]:
     if seconds is None:
-        return [note(LEFT + 6, y + 9, "its one process cannot leave its machine", halo=True)]
+        now, words = axis.x(step.now) + 6, "its one process cannot leave its machine"
+        return [note(LEFT + 6 if now > LEFT + 18 + length(words, SMALL) else now, y + 9, words, halo=True)]
     speedup = times(step.gpus * step.work.compute / seconds)
     return [text(READ, y, duration(seconds), weight="bold"), small(READ, y + 19, f"{speedup} × one GPU")]
 
@@ -140,54 +142,50 @@ def _chips(step: Step) -> list[str]:
 
 
 def _ring(step: Step) -> list[str]:
-    """One bucket on its way: a row of pieces for each GPU, and where each hands one to the next."""
+    """One bucket on its way: a row of pieces for each GPU, those that no GPU hands on now paler."""
     gpus, done = step.gpus, step.hops_done
-    pitch, wide = min(30.0, PIECES_HIGH / gpus), min(46.0, 336 / gpus)
-    some = "number: how many GPUs are summed" if gpus <= NUMBERED else "a sum of some GPUs"
-    cells: dict[str, list[Box]] = {PAPER: [], PURPLE: [], GREEN: []}
+    pitch, wide = min(30.0, PIECES_HIGH / gpus), min(42.0, 336 / gpus)
+    high, moving = 0.72 * pitch, done is not None and done < hops(gpus)
+    cells: dict[tuple[bool, str], list[Box]] = {}
     body = [
         text(MARGIN, BELOW, "One bucket in slow motion", weight="bold"),
         note(462, BELOW, f"{step.work.link.words}, {step.work.rate / 1e9:.3g} GB/s", anchor="end"),
         note(MARGIN, BELOW + 19, _now(step)),
+        note(MARGIN, BELOW + 39, "cell: GPUs added in so far"),
+        *keys(202, BELOW + 39, ("its own", PAPER), ("some", PURPLE), (f"all {gpus}", GREEN)),
         note(PIECES - 8, PIECES_TOP - 11, "piece", anchor="end"),
     ]
     numbers = []
     for gpu in range(gpus):
-        top, middle = PIECES_TOP + gpu * pitch, PIECES + (gpu + 0.5) * wide
-        body.append(note(middle, PIECES_TOP - 11, str(gpu), anchor="middle"))
+        top, base = PIECES_TOP + gpu * pitch, PIECES_TOP + gpu * pitch + high / 2 + 5
+        body.append(note(PIECES + (gpu + 0.5) * wide, PIECES_TOP - 11, str(gpu), anchor="middle"))
         if pitch > 14 or gpu % 2 == 0:
-            body.append(small(PIECES - 8, top + 0.4 * pitch + 5, f"GPU {gpu}", anchor="end"))
+            body.append(small(PIECES - 8, base, f"GPU {gpu}", anchor="end"))
         for piece in range(gpus):
-            number = 0 if done is None else held(gpu, piece, gpus, done)
+            number, x = 0 if done is None else held(gpu, piece, gpus, done), PIECES + piece * wide
+            pale = moving and piece not in (sends(gpu, gpus, done or 0), sends((gpu - 1) % gpus, gpus, done or 0))
             fill = GREEN if number == gpus else PURPLE if number > 1 else PAPER
-            x = PIECES + piece * wide
-            cells[fill].append((x, top, wide, 0.8 * pitch))
+            cells.setdefault((pale, fill), []).append((x, top, wide, high))
             if number and gpus <= NUMBERED:
-                ink = INK if fill == PAPER else ON
-                numbers.append(small(x + wide / 2, top + 0.4 * pitch + 5, str(number), anchor="middle", fill=ink))
-    body += [boxes(places, fill=fill, stroke=EDGE) for fill, places in cells.items()]
-    legend = ((some, PURPLE), (f"the sum of all {gpus}", GREEN))
-    body += keys(MARGIN, BELOW + 39, *((words, fill) for words, fill in legend if cells[fill]))
-    return [*body, *numbers, *_messages(step, pitch, wide)]
+                ink = INK if pale or fill == PAPER else ON
+                numbers.append(small(x + wide / 2, base, str(number), anchor="middle", fill=ink))
+    veil = rect(PIECES, PIECES_TOP, gpus * wide, gpus * pitch, fill=PAPER, opacity=0.6)
+    pales, others = ([boxes(c, fill=k[1], stroke=EDGE) for k, c in cells.items() if k[0] == pale] for pale in (1, 0))
+    body += [*pales, veil, *others] if moving else others
+    return [*body, *numbers, *(_messages(gpus, done or 0, pitch, wide) if moving else [])]
 
 
-def _messages(step: Step, pitch: float, wide: float) -> list[str]:
-    """The piece that each GPU hands on, on its way to the next; from the last it goes round to the first."""
-    gpus, done = step.gpus, step.hops_done
-    if done is None or done == hops(gpus):
-        return []
-    body, passed = [], (step.hops_passed or 0) - done
+def _messages(gpus: int, done: int, pitch: float, wide: float) -> list[str]:
+    """A frame around the piece that each GPU hands on, and a head at who gets it; the last one's goes to the first."""
+    body, high = [], 0.72 * pitch
     for gpu in range(gpus):
         left, top = PIECES + sends(gpu, gpus, done) * wide, PIECES_TOP + gpu * pitch
-        x, y, row = left + (0.82 if gpus <= NUMBERED else 0.5) * wide, top + 0.4 * pitch, gpu + passed
-        way = [(x, y), (x, y + pitch)]
+        x, tip = left + wide / 2, top + pitch
         if gpu == gpus - 1:
-            first, low, side = PIECES_TOP + 0.4 * pitch, PIECES_TOP + gpus * pitch + 2, MARGIN + 2
-            way = [(x, y), (x, low), (side, low), (side, PIECES_TOP - 6), (x, PIECES_TOP - 6), (x, first)]
-            row = row if passed < 0.5 else passed - 1
-        tip = PIECES_TOP + (row + 0.4) * pitch + 4
-        body += [rect(left, top, wide, 0.8 * pitch, stroke=INK, edge=2), polyline(way, width=1.5)]
-        body.append(pointer(x, tip, half=4.5, high=8))
+            side, tip, low = PIECES + gpus * wide + 12, PIECES_TOP, top + high
+            body.append(polyline([(x, low), (x, low + 5), (side, low + 5), (side, tip - 8), (x, tip - 8)], width=1.5))
+        body.append(rect(left, top, wide, high, stroke=INK, edge=2))
+        body.append(pointer(x, tip, half=min(5.5, wide / 4), high=min(6, pitch - high)))
     return body
 
 
@@ -199,9 +197,8 @@ def _now(step: Step) -> str:
         return "no bucket is full yet"
     if done >= 2 * half:
         return f"done: every GPU has the sum of all {step.gpus}"
-    if done < half:
-        return f"hop {done + 1} of {2 * half}, reduce-scatter: each adds its part to a piece"
-    return f"hop {done + 1} of {2 * half}, all-gather: finished sums go round"
+    what = "reduce-scatter: each adds its part to a piece" if done < half else "all-gather: finished sums go round"
+    return f"hop {done + 1} of {2 * half}, {what}"
 
 
 def _scaling(step: Step, top: float) -> list[str]:
@@ -224,15 +221,23 @@ def _scaling(step: Step, top: float) -> list[str]:
         plot.curve([(1, 1), (MOST_GPUS, 1)], stroke=MUTED),
         plot.curve([(1, 1), (most, most)], stroke=MUTED, width=1.5, dash="5 4"),
     ]
-    ends = {"as fast as one GPU": plot.y.at(1)}
+    ends, worth = {"as fast as one GPU": plot.y.at(1)}, speeds["DDP"]
+    linear = worth[-1] > 0.93 * MOST_GPUS
     for name, values in reversed(speeds.items()):
         stroke, dash = (BLUE, "") if name == "DDP" else (VERMILLION, "2 3")
         body.append(plot.curve(zip(numbers, values, strict=True), stroke=stroke, width=2.5, dash=dash))
-        ends[name] = plot.y.at(values[-1])
-        x, y = plot.at(step.gpus, values[step.gpus - 1])
+        ends[f"{name}, almost linear" if name == "DDP" and linear else name] = plot.y.at(values[-1])
+        (x, y), words = plot.at(step.gpus, values[step.gpus - 1]), times(values[step.gpus - 1])
         body.append(dot(x, y, 6, fill=BLUE) if name == "DDP" else rect(x - 5, y - 5, 10, 10, fill=VERMILLION))
-    if most == MOST_GPUS:
+        left = max(x + 3 - length(words, SMALL), plot.x.start) if name == "DDP" else x + 8
+        body.append(small(left, y + (-10 if name == "DDP" else 18), words, halo=True))
+    first = next((n for n in numbers if n > 1 and worth[n - 1] >= 1), None)
+    if step.copies is None and first and worth[1] < 1:
+        x, y = plot.at(first, worth[first - 1])
+        body += [line(x, y, x, bottom, stroke=MUTED, dash="3 3"), dot(x, y, 4, fill=PAPER, stroke=INK)]
+        body.append(small(x + 6, bottom - 8, f"faster from {first} GPUs on"))
+    if most == MOST_GPUS and not linear:
         ends["linear"] = plot.y.at(most) - 1
-    else:
+    elif most < MOST_GPUS:
         body.append(note(plot.x.at(most) + 8, plot.y.end + 13, "linear"))
     return [*body, *beside_ends(right + 12, bottom, ends), draggable(grasp(*plot.box(24)), "GPUs", plot.x.grip("gpus"))]

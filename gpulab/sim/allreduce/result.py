@@ -73,16 +73,12 @@ class Step(Result):
         return self.seconds * self.moment / FRAMES
 
     @property
-    def hops_passed(self) -> float | None:
+    def hops_done(self) -> int | None:
         """The hops of the bucket shown in slow motion: none before the ring begins, all when it has ended."""
         begin = self.buckets[0].start
-        if self.now < begin:
-            return None
-        return min(1.0, (self.now - begin) / (self.seconds - begin)) * hops(self.gpus) if self.gpus > 1 else 0.0
-
-    @property
-    def hops_done(self) -> int | None:
-        return None if self.hops_passed is None else math.floor(self.hops_passed + 1e-9)
+        if self.now < begin or self.gpus == 1:
+            return None if self.now < begin else 0
+        return math.floor(min(1.0, (self.now - begin) / (self.seconds - begin)) * hops(self.gpus) + 1e-9)
 
     @property
     def finding(self) -> str:

@@ -36,7 +36,7 @@ class Architecture(Simulator[Kernel]):
         State(
             "A last wave",
             {"elements": 2100, "wait": 7, "room": 8, "frame": 80},
-            "One block is left for a third wave. Drag Tensor elements: with how many do two waves do?",
+            "One block is left for a third wave. Drag Tensor elements: what is the largest number that two waves hold?",
         ),
         State(
             "All at work",
@@ -46,7 +46,7 @@ class Architecture(Simulator[Kernel]):
         State(
             "Too few warps",
             {"elements": 2048, "wait": 31, "room": 8, "frame": 35},
-            "Eight warps, a wait of 31 clocks. Drag Room for warps in More settings: how many hide it?",
+            "Eight warps do not hide 31 clocks. Set Room for warps to 32 in More settings: what is missing then?",
         ),
     )
     model = Kernel

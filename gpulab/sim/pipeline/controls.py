@@ -35,17 +35,17 @@ class Pipeline(Simulator[Feed]):
         State(
             "No workers",
             {"workers": 0, "pinned": False, "non_blocking": False, "side": False, "moment": 45},
-            "One process loads, copies and launches, one after the other. Flip a switch: which one helps most?",
+            "One process loads, copies and launches in turn. Reach 30 ms a step with two flips: which two?",
         ),
         State(
             "Three workers",
             {"workers": 3, "pinned": False, "non_blocking": False, "side": False, "moment": 35},
-            "Batches are ready, and the GPU still waits. Drag the dot to 8 workers: does it help? What does?",
+            "Batches are ready, and the GPU still waits. Drag Loading: up to what time are three workers enough?",
         ),
         State(
             "Copies beside it",
             {"workers": 3, "pinned": True, "non_blocking": True, "side": True, "moment": 46},
-            "Copies pass beside computing, in a stream of their own. Flip switches: which one could you do without?",
+            "Copies pass beside computing. Drag Computing a step down: when does the GPU wait for loading again?",
         ),
     )
     model = staticmethod(simulate)

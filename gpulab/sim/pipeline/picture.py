@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from itertools import pairwise
 
 from virtualgpu.clock.clock import Span
 from virtualgpu.pictures.style import BLUE, EDGE, GREEN, INK, MUTED, ON, ORANGE, PAPER, PURPLE, RULE, SKY
@@ -17,14 +18,14 @@ from .model import BATCHES, EPOCHS, MOST_WORKERS, Run, Work
 from .result import FRAMES, Change, Feed, doing
 
 LEFT, RIGHT = 150.0, 746.0
-TOP, LOW = 46.0, 236.0  # of the lanes
-BELOW = 300.0
+TOP, LOW = 50.0, 238.0  # of the lanes
+BELOW = 301.0
 WAITS = ("waits for a batch", "waits for a copy", "waits for the GPU")
 # What is done: its fill, and the words in it; without words the number of the batch.
 LOOKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "starts workers": (RULE, ("starts",)),
     **dict.fromkeys(("loads", "worker"), (SKY, ())),
-    **dict.fromkeys(WAITS, (ORANGE, ("waits",))),
+    **dict.fromkeys(WAITS, (PAPER, ("waits",))),
     **dict.fromkeys(("pin", "to GPU"), (PURPLE, ())),
     "kernels": (GREEN, ()),
 }
@@ -47,10 +48,10 @@ def draw(feed: Feed) -> Picture:
 def _rooms(work: Work) -> dict[str, tuple[float, float]]:
     """From where down and how high each lane is."""
     if not work.workers:
-        return {"main": (TOP, 64), "copies": (TOP + 74, 10), "gpu": (TOP + 94, 96)}
-    pins = {"pin": (TOP + 95, 10.0)} if work.pinned else {}
-    high = 80.0 - 18 * len(pins)
-    return {"workers": (TOP, high), "main": (TOP + high + 4, 22.0)} | pins | {"copies": (159, 10), "gpu": (176, 60)}
+        return {"main": (TOP, 64), "copies": (TOP + 72, 10), "gpu": (TOP + 90, 98)}
+    pins = {"pin": (TOP + 94, 10.0)} if work.pinned else {}
+    high, low = 80.0 - 18 * len(pins), {"copies": (TOP + 112, 10.0), "gpu": (TOP + 128, 60.0)}
+    return {"workers": (TOP, high), "main": (TOP + high + 4, 22.0)} | pins | low
 
 
 def _place(work: Work, span: Span) -> tuple[float, float]:
@@ -68,7 +69,7 @@ def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[tuple[float, f
     """The bars, and the words over them: their middle, base line, and ink. They stay while the moment moves."""
     axis, rooms = Axis(LEFT, RIGHT, done.end), _rooms(work)
     bars = [rect(LEFT, top, RIGHT - LEFT, high, stroke=RULE) for top, high in rooms.values()]
-    bars.append(rect(LEFT, rooms["gpu"][0], RIGHT - LEFT, rooms["gpu"][1], fill=RULE, opacity=0.4))
+    bars.append(rect(LEFT, rooms["gpu"][0], RIGHT - LEFT, rooms["gpu"][1], fill=ORANGE, stroke=EDGE))
     words: list[tuple[float, float, str, str]] = []
     found: dict[tuple[str, tuple[float, float]], list[Span]] = {}
     for span in done.spans:
@@ -76,13 +77,16 @@ def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[tuple[float, f
     for (what, (top, high)), spans in found.items():
         fill, names = LOOKS[what]
         times = ((span.start, span.start + span.seconds) for span in spans)
+        base, numbered = top + high / 2 + 5, high >= 14 and min(axis.seen(span.seconds) for span in spans) >= ROOM
+        if what == "kernels" and not numbered:  # above the blocks, where there is room
+            numbered = min(axis.seen(two.start - one.start) for one, two in pairwise(spans)) >= ROOM
+            base, top, high = (top + 13, top + 17, high - 17) if numbered else (base, top, high)
         bars.append(blocks(axis, times, top, high, fill=fill, stroke=EDGE))
-        numbered = high >= 14 and min(axis.seen(span.seconds) for span in spans) >= ROOM
         for span in spans:
             fit = [name for name in names if length(name, SMALL) + 6 < axis.seen(span.seconds)]
             fit += [str(int(span.name) + 1)] if numbered and not names else []
-            middle, ink = axis.x(span.start + span.seconds / 2), INK if fill == RULE else ON
-            words += [(middle, top + high / 2 + 5, name, ink) for name in fit[:1]]
+            middle, ink = axis.x(span.start + span.seconds / 2), INK if fill in (RULE, PAPER) else ON
+            words += [(min(middle, RIGHT - length(name, SMALL) / 2), base, name, ink) for name in fit[:1]]
     return tuple(bars), tuple(words)
 
 
@@ -102,18 +106,17 @@ def _first_waits(feed: Feed, axis: Axis) -> list[str]:
     for epoch in range(EPOCHS):
         since, idle = feed.run.computed[epoch * BATCHES - 1] if epoch else 0.0, feed.idle(epoch)
         if idle > feed.work.compute:
-            found.append(fitted(axis.x(since), axis.seen(idle), top + high / 2 + 5, f"idle {duration(idle)}"))
+            found.append(fitted(axis.x(since), axis.seen(idle), top + high / 2 + 5, f"idle {duration(idle)}", fill=ON))
     return found
 
 
 def _labels(feed: Feed, axis: Axis) -> list[str]:
-    work, second = feed.work, axis.x(feed.run.begun[1])
+    work, ends = feed.work, {"main": feed.run.begun[1], "gpu": feed.run.computed[BATCHES - 1]}
     body = [
-        text(MARGIN, 13, "Two short epochs", weight="bold"),
-        note(END, 13, "busy after the first batch", anchor="end"),
-        line(second, TOP - 6, second, LOW, stroke=INK, dash="3 3"),
+        text(MARGIN, 19, "Two short epochs", weight="bold"),
+        note(END, 19, "busy in mid-epoch", anchor="end"),
         note(LEFT, LOW + 16, "epoch 1"),
-        note(second, LOW + 16, "epoch 2"),
+        note(axis.x(ends["gpu"]), LOW + 16, "epoch 2"),
     ]
     lanes = {
         "workers": (count(work.workers, "worker"), feed.loading),
@@ -124,6 +127,8 @@ def _labels(feed: Feed, axis: Axis) -> list[str]:
     }
     for lane, (top, high) in _rooms(work).items():
         (name, busy), weight = lanes[lane], "bold" if lane == "gpu" else ""
+        if lane in ends:
+            body.append(line(axis.x(ends[lane]), top - 3, axis.x(ends[lane]), top + high + 3, width=2, dash="4 3"))
         body.append(text(MARGIN, top + high / 2 + 5, name, weight=weight))
         if busy:
             body.append(text(END, top + high / 2 + 5, percent(busy), anchor="end", weight=weight))
@@ -133,11 +138,12 @@ def _labels(feed: Feed, axis: Axis) -> list[str]:
 def _keys(feed: Feed) -> list[str]:
     """What happens at the moment, and what the colours stand for."""
     moment = duration(feed.moment) if feed.moment else 0
-    body = [small(MARGIN, LOW + 38, f"at {moment}: {feed.now}")]
+    body, y = [small(MARGIN, LOW + 36, f"at {moment}: {feed.now}")], LOW + 36
     if feed.followed is not None:
-        body += [rect(180, 2, 16, 12, stroke=INK, edge=2), note(202, 13, f"batch {feed.followed + 1} on its way")]
-    other = [("starts workers", RULE)] if feed.work.workers else [("pins", PURPLE)] if feed.work.pinned else []
-    return [*body, *keys(354, 13, ("loads", SKY), ("waits", ORANGE), *other)]
+        body += [rect(682, y - 11, 16, 12, stroke=INK, edge=2), note(704, y, f"batch {feed.followed + 1} on its way")]
+    some = [("starts", RULE)] if feed.work.workers else []
+    some += [("loads", SKY), ("waits", PAPER), ("pins, copies" if feed.work.pinned else "copies", PURPLE)]
+    return [*body, *keys(164, 19, *some, ("computes", GREEN), ("idle", ORANGE))]
 
 
 def _over_workers(feed: Feed) -> list[str]:
@@ -170,7 +176,7 @@ def _buys(feed: Feed) -> list[str]:
     body.append(note(END, BELOW, f"a step of {duration(feed.step)}, each alone (virtual)", anchor="end"))
     for row, change in enumerate(feed.changes):
         base, words = BELOW + 25 + row * 22, change.words(feed.step)
-        weight = "" if change.nothing(feed.step) else "bold"
+        weight = "bold" if change.seconds < 0 and not change.nothing(feed.step) else ""
         drawn = rect(left - 6, base - 16, END - left + 12, 22, fill=PAPER)
         drawn += _switch(left, base - 5, change, getattr(feed.work, change.control))
         drawn += text(left + 34, base, change.name, weight=weight)

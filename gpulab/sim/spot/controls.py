@@ -24,7 +24,7 @@ class Spot(Simulator[Run]):
         State(
             "Too rarely",
             {"interval": 240},
-            "Each interruption loses almost two hours of work, orange. Drag the line: where is the sum least?",
+            "Each interruption loses almost two hours of work, orange. Drag Interrupted every: when is 4 h good?",
         ),
         State(
             "Too often",

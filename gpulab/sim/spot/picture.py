@@ -6,12 +6,12 @@ What it shows is computed in `model` and `result`.
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, key, length, line, num, polyline, shape, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, key, length, line, num, polyline, rect, shape, text
 
-from ..base.scene import END, Plot, Scale, between, diamond, keys, named_bar, note, picture
+from ..base.scene import END, Plot, Scale, arrow, between, diamond, keys, named_bar, note, picture
 from ..base.touch import clickable, draggable, grasp
 from ..base.words import percent
 from .model import Plan
@@ -78,28 +78,31 @@ def _columns(plan: Plan, share: Scale) -> list[list[float]]:
 
 
 def _areas(plan: Plan, share: Scale) -> list[str]:
-    """Three areas on one another, torn off where they have no room; the last is ruled, the total is a line."""
+    """Three areas on one another, fading where they have no room; the last is ruled, the total is a line."""
     columns = _columns(plan, share)
     edges = [[(column[0], max(column[edge], TOP)) for column in columns] for edge in range(1, 5)]
     fills = zip(edges, edges[1:], (SKY, PURPLE, ORANGE), strict=False)
     body = [shape([*low, *reversed(high)], fill=fill) for low, high, fill in fills]
-    ruled = zip(edges[2][1::2], edges[3][1::2], strict=False)
-    data = "".join(f"M{num(at)} {num(low)}V{num(high)}" for (at, low), (_, high) in ruled if low - high > 1)
+    ruled = ((x, _height(edges[2], x), _height(edges[3], x)) for x in range(int(LEFT) + 8, int(RIGHT), 8))
+    data = "".join(f"M{num(x)} {num(low)}V{num(high)}" for x, low, high in ruled if low - high > 1)
     body.append(f'<path d="{data}" stroke="{PAPER}" stroke-width="0.8" fill="none"/>' if data else "")
     total = [(column[0], column[4]) for column in columns if column[4] > TOP - 0.1]
     first, last = (total[0][0], total[-1][0]) if total else (RIGHT, RIGHT)
-    return [*body, polyline(total, width=2), *_torn(LEFT, first), *_torn(last, RIGHT)]
+    return [*body, polyline(total, width=2), *_fading(LEFT, first), *_fading(last, RIGHT)]
 
 
-def _torn(left: float, right: float) -> list[str]:
+def _height(edge: list[tuple[float, float]], x: float) -> float:
+    """How high it is at `x`."""
+    return next(Scale(y, then, left, right).at(x) for (left, y), (right, then) in pairwise(edge) if left <= x < right)
+
+
+def _fading(left: float, right: float) -> list[str]:
     """An upper edge beyond which the areas go on."""
-    teeth = int((right - left) / 8)
-    if teeth < 4:
+    if right - left < 32:
         return []
-    edge = [(left + (right - left) * tooth / 2 / teeth, TOP + 7 * (tooth % 2)) for tooth in range(2 * teeth + 1)]
     at, anchor = (left, "start") if left == LEFT else (right, "end")
-    body = [shape([*edge, (right, TOP - 2), (left, TOP - 2)], fill=PAPER)]
-    return [*body, note(at, TOP - 6, "off the scale", anchor=anchor)]
+    veils = [rect(left, TOP - 1, right - left, 5 * step, fill=PAPER, opacity=0.2) for step in range(1, 7)]
+    return [*veils, note(at, TOP - 6, "off the scale", anchor=anchor)]
 
 
 def _marks(run: Run, share: Scale) -> list[str]:
@@ -117,10 +120,10 @@ def _marks(run: Run, share: Scale) -> list[str]:
     if here > share.high:
         words += ", off the scale"
     else:
-        words += f", ± {percent(spread)} from run to run"
-        low, top, x = share.at(here - spread), share.at(here + spread), at + (16 if at < RIGHT - 40 else -16)
+        words += f", ± {f'{100 * spread:,.0f}%' if spread >= 0.005 else percent(spread)} from run to run"
+        low, top = share.at(here - spread), share.at(here + spread)
         if low - top > 14:  # else the dot hides it
-            grip += [line(x, low, x, top, width=2), *(line(x - 5, end, x + 5, end, width=2) for end in (low, top))]
+            grip += [line(at, low, at, top, width=4), *(line(at - 7, y, at + 7, y, width=3) for y in (low, top))]
         grip.append(diamond(at, high, fill=GREEN) if same else dot(at, share.at(here), 6, fill=INK))
     moved = draggable("".join(grip), "Minutes between two checkpoints", MINUTES.grip("interval"))
     return [*target, moved, _label(at, 44, words, weight="bold")]
@@ -138,18 +141,18 @@ def _costs(run: Run) -> list[str]:
     """Bars for the price, none longer than twice the others, and what it comes from."""
     most = 2 * max(run.cost_on_demand, run.advised_cost)
     unit = 380 / min(most, max(run.cost, run.cost_on_demand, run.advised_cost))
-    best, body = span(run.advised), []
-    for row, (words, hours, price, fill) in enumerate(
-        (
-            ("on demand", run.plan.work, run.price, RULE),
-            (f"spot, every {span(run.interval)}", run.hours, run.spot_price, INK),
-            (f"spot, every {best} (best)", run.advised_hours, run.spot_price, GREEN),
-        )
-    ):
+    here, best, body = span(run.interval), span(run.advised), []
+    rows = [("on demand", run.plan.work, run.price, RULE)]
+    rows += [(f"spot, every {here}", run.hours, run.spot_price, INK)] if here != best else []
+    rows += [(f"spot, every {best} (best)", run.advised_hours, run.spot_price, GREEN)]
+    for row, (words, hours, price, fill) in enumerate(rows):
         base, cost = BOTTOM + 74 + 28 * row, hours * price
         amount, wide = money(cost) + (" …" if cost > most else ""), min(cost, most) * unit
         drawn = named_bar(222, base, words, [(wide, fill, False)], amount)
         x, reason = 222 + wide + 18 + length(amount, bold=True), f"= {span(hours)} × {money(price)}"
         body.append(drawn + (note(x, base, reason) if x + length(reason, SMALL) < END else ""))
+    if len(rows) == 2:
+        low, (end, start) = BOTTOM + 125, (222 + min(one, most) * unit for one in (run.cost, run.cost_on_demand))
+        return [*body, arrow(start, end, low), text(max(start, end) + 10, low + 5, run.saved, weight="bold")]
     minutes = min(max(round(60 * run.advised), 1), LONGEST_INTERVAL)
     return [*body[:-1], clickable(body[-1], f"Checkpoint every {best}, the best", interval=minutes)]

@@ -120,15 +120,19 @@ class Run(Result):
         return self.plan.work * self.price
 
     @property
+    def saved(self) -> str:
+        """What spot costs against on demand, in words."""
+        share = 1 - self.cost / self.cost_on_demand
+        return f"{percent(abs(share))} {'less' if share > 0 else 'more'}"
+
+    @property
     def finding(self) -> str:
-        took = f"{span(self.plan.work)} of work {longer(self.hours / self.plan.work - 1)}"
+        work = f"{span(self.plan.work)} of work {longer(self.hours / self.plan.work - 1)}"
+        took = f"Saved every {span(self.interval)}, {work}"
         if self.hours <= 1.02 * self.best_hours:
-            saved = 1 - self.cost / self.cost_on_demand
-            cheap = f"{percent(saved)} cheaper than" if saved > 0 else f"{percent(-saved)} more than"
-            cheap = "as much as" if abs(saved) < 0.005 else cheap
-            return f"{took}, about the least: {cheap} on demand"
+            return f"{took} and cost {self.saved}"
         best = longer(self.advised_hours / self.plan.work - 1).removeprefix("take ")
-        return f"Saved every {span(self.interval)}, {took}; every {span(self.advised)}, {best}"
+        return f"{took}; every {span(self.advised)}, {best}"
 
     def rows(self) -> list[Row]:
         writing, restarts, lost = self.plan.extra(self.interval)
