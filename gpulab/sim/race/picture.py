@@ -93,7 +93,7 @@ def _plot(race: Contest) -> list[str]:
         *plot.levels({value: f"{value:,g}" for value in plot.y.decades()}),
         *TASKS.ticks(BOTTOM, {value: f"{value:,.0f}" + " task" * (value == 1) for value in TASKS.decades()}),
     ]
-    for place, (full, after) in enumerate(pairwise(max(race.curves.values(), key=lambda curve: curve[-1]))):
+    for place, (full, after) in enumerate(pairwise(max(race.curves.values(), key=max))):
         if after < 0.9 * full:
             body.append(pointer(TASKS.at(PLACES[place + 1]), plot.y.at(full) - 1, fill=MUTED, half=5, high=7))
             body.append(note(END, TOP - 32, "▼ the last round is not full", anchor="end"))
