@@ -233,7 +233,7 @@ def _ticks(it: Stored, here: float, at: Callable[[float], float]) -> list[str]:
             body.append(small(x, AXIS + 70, words, anchor="middle", weight=weight))
             taken.append((x, half))
         if value in it.format.beside(here):
-            body += _measure(middle, at(value), show(abs(value - here), 2 if abs(value - here) < 1 else 3))
+            body += _measure(middle, at(value), show(abs(value - here), 3))
     if math.isinf(it.value):
         limit = next(filter(math.isfinite, _basin(it)))
         words = f"{show(limit)}: from here {show(it.value)}"
