@@ -98,15 +98,14 @@ def _points(result: Roofs, plot: Plot) -> list[str]:
             sign = named(_point(op, plot, size=13 if near else 6), f"{op.words}: {rate(op.rate)}, {op.verdict}")
             (hidden if near else body).append(sign)
     if late:
-        left, right, top = min(late)[0] - 14, max(late)[0] + 14, min(low for _, low in late) - 14
-        body.append(rect(left, top, right - left, max(low for _, low in late) + 14 - top, stroke=MUTED, dash="3 3"))
-        hints.insert(0, (left + length(words := "launch takes longer", SMALL), top - 5, words))
+        words, top = "hollow: launch takes longer", min(low for _, low in late) - 14
+        hints.insert(0, (min(late)[0] - 8 + length(words, SMALL), top, words))
     beside_it, area = _label(result, plot.y, many(result.size, size))
     taken = [area, (0, 0, LEFT, BOTTOM), (0, BOTTOM - 28, RIGHT, 60), *signs]
     for name, at, base, anchor in _named(result, plot):
         taken.append((at - (wide := length(name, SMALL)) * (anchor == "end"), base - 14, wide, 17))
     label = f"{size.capitalize()}s of the {chosen.words}: drag it along its line"
-    grip = grasp(x - 14, y - 14, 28, 28) + "".join(hidden) + _point(chosen, plot, size=8, fill=ORANGE)
+    grip = grasp(x - 14, y - 14, 28, 28) + "".join(hidden) + _point(chosen, plot, size=8, chosen=True)
     return [*body, *_hints(hints, taken), *beside_it, on_track(grip, label, "rows", track)]
 
 
@@ -121,12 +120,12 @@ def _hints(hints: list[tuple[float, float, str]], taken: list[Box]) -> list[str]
     return body
 
 
-def _point(op: Operation, plot: Plot, *, size: float, fill: str = SKY) -> str:
+def _point(op: Operation, plot: Plot, *, size: float, chosen: bool = False) -> str:
     """Its sign; on the plot's lower edge, with an arrow down, if its rate lies below."""
     x, y = plot.at(op.intensity, op.rate)
     if op.rate >= plot.y.low:
-        return _marker(op.name, x, y, size, fill)
-    return pointer(x, y, high=8) + _marker(op.name, x, y - 18, size, fill)
+        return _marker(op, x, y, size, chosen)
+    return pointer(x, y, high=8) + _marker(op, x, y - 18, size, chosen)
 
 
 def _label(result: Roofs, rates: Scale, size: str) -> tuple[list[str], Box]:
@@ -138,16 +137,17 @@ def _label(result: Roofs, rates: Scale, size: str) -> tuple[list[str], Box]:
         body = [text(x + 18, base + 18 * row, one, weight="bold", halo=True) for row, one in enumerate(words)]
         return body, (x + 18, base - 12, wide, 32)
     base, left = rates.at(max(result.peak, result.reached)) - 29, RIGHT - 6 - length(" ".join(words), bold=True)
-    sign = _marker(op.name, left - 12, base - 5, 6, ORANGE)
+    sign = _marker(op, left - 12, base - 5, 6, chosen=True)
     return [sign, text(left, base, " ".join(words), weight="bold", halo=True)], (x, base, 0, 0)
 
 
-def _marker(name: str, x: float, y: float, size: float, fill: str) -> str:
+def _marker(op: Operation, x: float, y: float, size: float, chosen: bool) -> str:
     """A sign of its own for each operation: square, triangle, circle, diamond, cross bar."""
-    if name == "gelu":
+    fill = ORANGE if chosen else PAPER if op.bound == "least time" else SKY
+    if op.name == "gelu":
         return dot(x, y, size + 1, fill=fill, stroke=INK)
-    outline = shape(_corners(name, x, y, size + 1.5), fill=INK)
-    return outline + shape(_corners(name, x, y, size), fill=fill)
+    outline = shape(_corners(op.name, x, y, size + 1.5), fill=INK)
+    return outline + shape(_corners(op.name, x, y, size), fill=fill)
 
 
 def _corners(name: str, x: float, y: float, r: float) -> list[tuple[float, float]]:
@@ -167,7 +167,7 @@ def _panel(result: Roofs) -> list[str]:
         chosen = op is result.operation
         row = (
             rect(PANEL - 6, top, END - PANEL + 12, 40, fill=PAPER, stroke=INK if chosen else PAPER, radius=4),
-            _marker(op.name, PANEL + 10, top + 20, *((8, ORANGE) if chosen else (6, SKY))),
+            _marker(op, PANEL + 10, top + 20, 8 if chosen else 6, chosen),
             text(PANEL + 28, top + 16, op.words, weight="bold" if chosen else ""),
             text(END, top + 16, duration(op.seconds), anchor="end", weight="bold"),
             note(PANEL + 28, top + 34, op.verdict),
