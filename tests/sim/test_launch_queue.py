@@ -48,7 +48,7 @@ class TestByHand:
         gaps = [two[0] - one[1] for one, two in zip(result.run.kernels, result.run.kernels[1:], strict=False)]
         assert gaps == pytest.approx([9 * US] * len(gaps))
         assert result.running == pytest.approx(0.1, rel=0.01)
-        assert result.finding == ("Launch-bound: a kernel runs 10% of the time, else the GPU waits")
+        assert result.finding == ("Launch-bound: the GPU computes 10% of the time and waits the rest")
         assert result.timer == pytest.approx(result.step, rel=0.01)  # the timer is right by accident
 
     def test_an_item_waits_for_the_kernels_and_the_copy(self):
@@ -272,7 +272,8 @@ class TestTouched:
         sim = LaunchQueue(moment=50)
         start, end = sim.result.run.kernels[sim.result.at_work]
         assert start <= sim.result.moment < end
-        assert f"{sim.result.name(sim.result.at_work)}: waited " in sim.svg()
+        assert f"{sim.result.name(sim.result.at_work)} runs; " in sim.svg()
+        assert f"{sim.result.name(sim.result.at_work).split(', ')[1]} waited " in sim.svg()
         assert "the GPU has nothing to run" in LaunchQueue(**LaunchQueue.states[1].values).svg()
         assert LaunchQueue(moment=0).result.at_work is None
         assert LaunchQueue(mode="graph", moment=50).result.name(2) == "step 3"

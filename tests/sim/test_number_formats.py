@@ -9,7 +9,7 @@ from hypothesis import example
 from gpulab.sim.base.floats import FORMATS
 from gpulab.sim.number_formats.controls import NumberFormats
 from gpulab.sim.number_formats.model import MOST_UPDATES, flipped, share, simulate, spacings
-from gpulab.sim.number_formats.picture import CENTRE, GAP, RANGE, _basin, _page, draw
+from gpulab.sim.number_formats.picture import CENTRE, GAP, PAGE, RANGE, _basin, _page, draw
 from virtualgpu.pictures import style, svg
 
 from . import states
@@ -170,7 +170,7 @@ class TestPicture:
     def test_the_default_state_makes_the_point(self):
         sim = NumberFormats()
         assert "such updates change nothing" in sim.picture.title
-        assert "update −0.001: 0.26 of the way to the next number, rounded back to 1" in sim.svg()
+        assert "bf16: update −0.001 is 0.26 of the spacing, rounded back to 1" in sim.svg()
 
     def test_the_fields_are_named_and_every_bit_is_there(self):
         picture = draw(simulate(**DEFAULT))
@@ -180,17 +180,17 @@ class TestPicture:
         assert words.count(f'stroke="{style.PAPER}" stroke-width="1"/>') == cells  # what sets them apart
         assert len(re.findall('font-weight="bold" text-anchor="middle">[01]<', words)) == 16 + 1  # the value too
 
-    def test_a_wrong_end_is_marked_and_none_is_told_of_what_the_format_cannot_hold(self):
-        words = re.findall(">([✓✗] .*?|–)<", NumberFormats().svg())
+    def test_a_wrong_end_is_marked_and_what_the_format_cannot_hold(self):
+        words = re.findall(">([✓✗] .*?|starts at .*?)<", NumberFormats().svg())
         assert words == ["✓ 0", "✗ 0.0222", "✗ 1", "✗ 1", "✗ 1"]
-        assert re.findall(">([✓✗] .*?|–)<", NumberFormats(**CLAIM_TOO_LARGE).svg()) == [
+        assert re.findall(">([✓✗] .*?|starts at .*?)<", NumberFormats(**CLAIM_TOO_LARGE).svg()) == [
             "✓ 0",
-            "–",
+            "starts at inf",
             "✗ 70,144",
-            "–",
-            "–",
+            "starts at 448",
+            "starts at inf",
         ]
-        assert "exact: 0.9" in NumberFormats(update=0.0001).svg()
+        assert "of −0.01% (exact: 0.9)" in NumberFormats(update=0.0001).svg()
 
     def test_inf_is_named_on_the_number_line(self):
         assert "stored as −inf" in NumberFormats(**CLAIM_TOO_LARGE, format="fp16", negative=True).svg()
@@ -285,7 +285,7 @@ class TestTouch:
         it = simulate(**values).chosen
         middle, apart, towards = _page(it)
         for part in (0.01, 0.5, 0.99):
-            asked = middle - towards + part * (towards + 2 * apart)
+            asked = middle - towards + part * (towards + PAGE / 2 * apart)
             if 0 < asked <= it.format.largest:
                 assert _page(replace(it, asked=asked)) == (middle, apart, towards)
 

@@ -29,12 +29,12 @@ class LaunchQueue(Simulator[Queue]):
         State(
             "A timer that lies",
             {"kernel": 20, "launch": 5, "kernels": 24, "item": 0, "mode": "eager"},
-            "Drag the line to where the host has launched all: how far is the GPU then?",
+            "Drag Kernel time down: from where on is a timer without synchronize right?",
         ),
         State(
             "Launch-bound",
             {"kernel": 4, "launch": 15, "kernels": 24, "item": 0, "mode": "eager"},
-            "A kernel is shorter than its launch. Which way to launch helps most? Click one below.",
+            "Click CUDA graph below: what share of the time does the GPU compute then, and who waits?",
         ),
         State(
             ".item() every step",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from virtualgpu.pictures.style import EDGE, GREEN, INK, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, Picture, bar, dot, length, line, rect, shape, text
 
-from ..base.lanes import Axis, Stretch, blocks, cursor, inside, joined, playhead, total, veil
-from ..base.scene import END, between, keys, note, picture, small
+from ..base.lanes import Axis, Stretch, beside, blocks, cursor, inside, joined, playhead, total, veil
+from ..base.scene import END, keys, note, picture, small
 from ..base.touch import clickable, grasp, named
 from ..base.words import count, duration, percent
 from .model import MODE_NAMES, MODES, STEPS, Run
@@ -59,11 +59,10 @@ def _lanes(done: Run, streams: int) -> tuple[str, ...]:
         mine = [kernel for kernel, where in zip(done.kernels, done.streams, strict=True) if where == stream]
         bars.append(rect(LEFT, top, RIGHT - LEFT, high, fill=RULE, opacity=0.6))
         bounds = _bounds(done, done.kernels, stream)
-        if len(mine) > STEPS and axis.seen(mine[1][0] - mine[0][0]) < 5:  # stripes too fine to be seen: a tint
+        if len(mine) > STEPS and axis.seen(done.end) < 5 * len(mine):  # stripes too fine to be seen: their share
             for start, end in bounds.values():
-                share = total(one for one in mine if start <= one[0] < end) / (end - start)
-                bars.append(rect(axis.x(start), top, axis.seen(end - start), high, fill=PAPER))
-                bars.append(rect(axis.x(start), top, axis.seen(end - start), high, fill=GREEN, opacity=max(share, 0.1)))
+                part = high * total(one for one in mine if start <= one[0] < end) / (end - start)
+                bars.append(rect(axis.x(start), top + high - part, axis.seen(end - start), part, fill=GREEN))
         else:
             bars.append(blocks(axis, mine, top, high, fill=GREEN, stroke=_edge(axis, mine)))
         bars += _starts(axis, bounds, top, high)
@@ -78,11 +77,13 @@ def _starts(axis: Axis, bounds: dict[int, Stretch], top: float, high: float) -> 
 
 
 def _words(queue: Queue, axis: Axis) -> list[str]:
-    """What is in the bars, beside the moment's line; at the line, what it meets."""
+    """What is in the bars, beside the moment's line; below them what it meets, and a legend."""
     done, (top, high) = queue.run, _lane(0, queue.work.streams)
     places = _steps(done, done.launches, HOST + 20, done.full) + _steps(done, done.kernels, top + high / 2 + 5)
     places.append(((done.unsynchronised, done.end), ("idle",), HOST + 20))
     places += [(wait, ("waits",), HOST + 20) for wait in joined([*done.items, *done.full], done.end / 600)]
+    if done.most < done.end / 100:  # hardly more than a launch takes to arrive
+        places.append(((0, done.end), ("as good as empty: each kernel runs at once",), AHEAD + 28))
     found = []
     for (start, end), words, base in places:
         if start < queue.moment < end:  # the wider side of the line
@@ -91,9 +92,13 @@ def _words(queue: Queue, axis: Axis) -> list[str]:
         found.append(inside(axis, (start, end), words, base))
     said = "all is done" if queue.moment >= done.end else "the GPU has nothing to run"
     if queue.at_work is not None:
-        said = f"{queue.name(queue.at_work)}: {queue.waited(queue.at_work)}; {duration(queue.behind)} of work is left"
-    said = f"at {duration(queue.moment)}, {said}"
-    return [*found, between(LEFT, END, axis.x(queue.moment), LOW + 16, said, size=SMALL)]
+        said = f"{queue.name(queue.at_work)} runs; {duration(queue.behind)} are left"
+    fine = queue.running < 0.95 and axis.seen(done.end) < 5 * len(done.kernels) / queue.work.streams
+    shown = ("height: share of the time", GREEN, fine), ("copy for .item()", PURPLE, bool(done.copies))
+    more = ("waits", VERMILLION, bool(done.items or done.full)), ("idle", RULE, True)
+    entries = [(name, fill, fill == VERMILLION) for name, fill, there in shown + more if there]
+    found.append(small(MARGIN, LOW + 18, f"at {duration(queue.moment)}, {said}"))
+    return found + keys(END, LOW + 18, *entries, ends=True)
 
 
 def _lane(stream: int, streams: int) -> tuple[float, float]:
@@ -116,9 +121,10 @@ def _flow(queue: Queue, axis: Axis) -> list[str]:
         dot(end, top, 3.5, fill=INK),
     ]
     body.append(small(x - 8, HOST + HOST_HIGH + 14, "launched", anchor="end"))
-    return (
-        body if stream else [*body, text(end + 8, top - 6, "runs", size=SMALL, halo=True)]
-    )  # no room between two streams
+    if stream:  # no room between two
+        return body
+    words = f"{queue.name(queue.at_work).split(', ')[-1]} {queue.waited(queue.at_work)}"
+    return body + beside(max(end, axis.x(queue.moment)), top - 6, words)
 
 
 def _names(queue: Queue, axis: Axis) -> str:
@@ -182,8 +188,8 @@ def _labels(queue: Queue) -> list[str]:
         note(END, HOST - 11, "busy", anchor="end"),
         text(MARGIN, HOST + 20, "host launches"),
         text(END, HOST + 20, percent(queue.launching), anchor="end", weight="bold"),
-        text(MARGIN, AHEAD + 18, "in the queue"),
-        note(MARGIN, AHEAD + 36, f"up to {duration(queue.run.most)}"),
+        *(text(MARGIN, AHEAD + y, words) for y, words in ((10, "launched,"), (26, "not yet run"))),
+        note(MARGIN, AHEAD + 42, f"up to {duration(queue.run.most)}"),
         line(LEFT, AHEAD + AHEAD_HIGH, RIGHT, AHEAD + AHEAD_HIGH, stroke=RULE),
         text(MARGIN, GPU + 34, queue.gpu or "GPU"),
         note(MARGIN, GPU + 52, count(queue.work.streams, "stream")),
@@ -197,24 +203,17 @@ def _timers(queue: Queue, axis: Axis) -> list[str]:
     if queue.run.unsynchronised > 0.95 * queue.run.end:
         rows = [("both timers", queue.run.end, "✓")]
     for row, (name, seconds, sign) in enumerate(rows):
-        top, wide = TIMER + row * (TIMER_HIGH + 8), axis.seen(seconds)
+        top, wide = TIMER + (row + 1 - len(rows) / 2) * (TIMER_HIGH + 8), axis.seen(seconds)
         words = f"{sign} timer reads {duration(seconds)}: {duration(seconds / STEPS)} a step"
         outside = LEFT + wide + 8 + length(words, bold=True) <= END
-        body.append(text(MARGIN, top + 17, name))
-        body.append(bar(LEFT, top, wide, TIMER_HIGH, fill=RULE))
+        body += [text(MARGIN, top + 17, name), rect(LEFT, top, wide, TIMER_HIGH, stroke=INK)]
         body.append(text(LEFT + (wide if outside else 0) + 8, top + 17, words, weight="bold"))
     return body
 
 
 def _comparison(queue: Queue) -> list[str]:
     """The same step in every mode: each row chooses its own."""
-    waits = [("the host waits", VERMILLION, True)] if queue.run.items or queue.run.full else []
-    copies = [("copy for .item()", PURPLE, False)] if queue.run.copies else []
-    idle = min(queue.running, total([*queue.run.launches, *queue.run.items, *queue.run.full]) / queue.run.end) < 0.95
-    body = [
-        text(MARGIN, BELOW, "a step by how it is launched (virtual): click one", weight="bold"),
-        *keys(END, BELOW, *waits, *copies, *([("idle", RULE)] if idle else []), ends=True),
-    ]
+    body = [text(MARGIN, BELOW, "a step by how it is launched (virtual): click one", weight="bold")]
     left, unit, eager = 244.0, 480 / max(queue.modes), queue.modes[0]
     for row, (mode, seconds) in enumerate(zip(MODES, queue.modes, strict=True)):
         base, here = BELOW + 25 + row * 23, mode == queue.work.mode

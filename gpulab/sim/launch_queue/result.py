@@ -89,10 +89,10 @@ class Queue(Result):
             reads = f"Without synchronize a timer reads {duration(self.timer)} a step"
             return f"{reads}, but the GPU takes {duration(self.step)}"
         if self.running < 0.7 and self.run.items and self.item_cost > 0.2 * self.step * self.work.item:
-            return f"Each .item() leaves the GPU idle {item} it runs {percent(self.running)} of the time"
+            return f"Each .item() leaves the GPU idle {item} the GPU runs {percent(self.running)} of the time"
         if self.running < 0.7:
             extra = "; more streams launch no faster" if self.work.streams > 1 else ""
-            return f"Launch-bound: {busy}, else the GPU waits{extra}"
+            return f"Launch-bound: the GPU computes {percent(self.running)} of the time and waits the rest{extra}"
         if self.run.items:
             return f"Each .item() makes the host wait {item} {busy}"
         if self.used < 0.7:

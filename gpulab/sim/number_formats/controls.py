@@ -30,12 +30,12 @@ class NumberFormats(Simulator[Number]):
         State(
             "Too large",
             {"value": 7.0, "exponent": 4, "format": "fp16"},
-            "fp16 ends at 65,504. Which 16 bits hold 70,000, and how exactly? Click another row.",
+            "bf16 holds 70,000, but not exactly. Click its row: how far apart are its numbers there?",
         ),
         State(
             "Too small",
             {"value": 1.0, "exponent": -8, "format": "fp16"},
-            "A gradient of 10⁻⁸ is 0 in fp16. From which size on is something kept? Drag its power of ten.",
+            "A gradient of 10⁻⁸ is 0 in fp16. Drag the diamond: what is the smallest value that survives?",
         ),
     )
     model = staticmethod(simulate)

@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable
 
 from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ON, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, length, line, polyline, rect, shape, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, dot, length, line, rect, text
 
 from ..base.floats import FORMATS, TF32
-from ..base.scene import END, WIDTH, Scale, between, diamond, note, picture, small
+from ..base.scene import END, WIDTH, Scale, arrow, between, diamond, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp, named
-from .model import RAISED, Number, Stored, flipped, show, spacings
+from .model import RAISED, Number, Stored, flipped, share, show, spacings
 
-ROW, CHOSEN_ROW, CELL = 25.0, 52.0, 10.0
-NAME, SIGN, MANTISSA, VALUE, AFTER = 18.0, 90.0, 188.0, 430.0, 666.0
-AXIS, TABLE_TOP = 98.0, 198.0
+ROW, CHOSEN_ROW, CELL = 25.0, 52.0, 10.5
+NAME, SIGN, MANTISSA, VALUE, AFTER = 18.0, 94.0, 198.0, 446.0, 684.0
+AXIS, TABLE_TOP = 98.0, 200.0
 FIELDS = {"sign": GREEN, "exponent": ORANGE, "mantissa": SKY}
-RANGE = Scale(682.0, END, 1e-46, 1e39, log=True)
+RANGE = Scale(700.0, END - 10, 1e-46, 1e39, log=True)
 
 
 def draw(number: Number) -> Picture:
@@ -27,12 +27,12 @@ def draw(number: Number) -> Picture:
 
 def _table(number: Number, top: float) -> list[str]:
     """A row for each format, which chooses it; the bits of the chosen one are switches."""
-    after, exact = f"after {number.steps:,} updates", f"exact: {show(number.exact, 3)}"
+    after, exact = f"after {number.steps:,} updates", f"of −{share(number.share)} (exact: {show(number.exact, 3)})"
     heads = ("bits", NAME, "start"), ("stored", VALUE, "start"), (after, AFTER, "end"), ("range", RANGE.start, "start")
     body = [small(x, top, words, anchor=anchor, weight="bold") for words, x, anchor in heads]
     names = ("sign", SIGN + CELL, "end"), ("exponent", MANTISSA - 5, "end"), ("mantissa", MANTISSA, "start")
-    body += [note(x, top + 18, words, anchor=anchor) for words, x, anchor in (*names, (exact, AFTER, "end"))]
-    body.append(Live(note(MANTISSA, top, "click a bit or a row")))
+    more = (exact, AFTER, "end"), ("pale: subnormal", RANGE.start, "start")
+    body += [note(x, top + 18, words, anchor=anchor) for words, x, anchor in (*names, *more)]
     first = top = top + 25
     for name, stored in zip(FORMATS, number.all, strict=True):
         chosen = stored is number.chosen
@@ -45,6 +45,7 @@ def _table(number: Number, top: float) -> list[str]:
             _after(number, stored, middle + 5),
             _reach(stored, middle, chosen),
             note(SIGN, top + 44, f"= {_parts(stored)}") if chosen else "",
+            note(VALUE, top + 44, f"largest: {show(stored.format.largest)}") if chosen else "",
         ]
         bits, fields = [], stored.format.fields(stored.value)
         lefts = (SIGN, MANTISSA - 5 - CELL * len(fields[1]), MANTISSA)
@@ -58,13 +59,13 @@ def _table(number: Number, top: float) -> list[str]:
         body.append(clickable("".join(words), f"{name}: {show(stored.value)}, error {stored.outcome}", format=name))
         body += bits
         top += high
-    return body + _power(number, first, top)
+    return [*body, Live(note(NAME, top + 26, "click a bit or a row")), *_power(number, first, top)]
 
 
 def _after(number: Number, it: Stored, base: float) -> str:
     """What the updates have left, and whether that is right: to half a per cent of the number."""
     if it.format is TF32 or not it.fits:
-        return note(AFTER, base, "as fp32" if it.format is TF32 else "–", anchor="end")
+        return note(AFTER, base, "as fp32" if it.format is TF32 else f"starts at {show(it.value)}", anchor="end")
     sign = "✓" if abs(it.after - number.exact) < 0.005 * abs(it.asked) else "✗"
     left = it.after if it.stuck else float(f"{it.after:.3g}")
     return small(AFTER, base, f"{sign} {show(left if abs(left) >= 0.005 * abs(it.asked) else 0)}", anchor="end")
@@ -83,8 +84,7 @@ def _reach(stored: Stored, middle: float, chosen: bool) -> str:
     fill = PURPLE if chosen else RULE
     drawn = rect(a, middle - high / 2, b - a, high, fill=fill, opacity=0.5)
     drawn += rect(b, middle - high / 2, c - b, high, fill=fill)
-    words = f"{show(kind.smallest)} to {show(kind.largest)}, subnormal below {show(kind.smallest_normal)}"
-    return named(drawn, words)
+    return named(drawn, f"{show(kind.smallest)} to {show(kind.largest)}, subnormal below {show(kind.smallest_normal)}")
 
 
 def _power(number: Number, top: float, low: float) -> list[str]:
@@ -114,9 +114,8 @@ def _switches(stored: Stored, x: float, y: float, bits: str, field: str, place: 
     return body
 
 
-CENTRE, GAP = WIDTH / 2, 185.0  # of the number line, and the pixels of a spacing
-LEFT, RIGHT = MARGIN, END
-PAGE = 4  # spacings that one piece of the number line is for
+CENTRE, GAP = WIDTH / 2, 370.0  # of the number line, and the pixels of a spacing
+LEFT, RIGHT, PAGE = MARGIN, END, 2  # spacings that one piece of the number line is for
 
 
 def _page(it: Stored) -> tuple[float, float, float]:
@@ -141,44 +140,40 @@ def _number_line(number: Number) -> list[str]:
     at, here = scale.at, max(-kind.largest, min(it.value, kind.largest))  # where inf is stored, the largest value
     start, end = map(at, _basin(it))
     body = [
-        small(LEFT, 14, f"{kind.name} numbers near {show(here)}", weight="bold"),
-        small(RIGHT - 16, 14, f"asked for: {show(it.asked)}", anchor="end"),
-        diamond(RIGHT - 6, 9, 6),
-        text(LEFT, 38, _sentence(number), weight="bold"),
-        rect(start, AXIS - 27, end - start, 54, fill=YELLOW, stroke=MUTED, opacity=0.5),
-        between(LEFT, RIGHT, (start + end) / 2, AXIS - 34, f"all of this is stored as {show(it.value)}", size=SMALL),
+        text(LEFT, 16, f"{kind.name}: {_sentence(number)}", weight="bold"),
+        rect(start, AXIS - 48, end - start, 80, fill=YELLOW, stroke=MUTED, opacity=0.5),
+        between(LEFT, RIGHT, (start + end) / 2, AXIS - 54, f"all of this is stored as {show(it.value)}", size=SMALL),
         line(LEFT, AXIS, RIGHT, AXIS),
         *_ticks(it, here, at),
     ]
-    leaps = ""
-    if kind is not TF32 and it.fits:
-        tip, after = at(here + number.change), at(it.path[min(1, len(it.path) - 1)])
-        leaps = _leap(at(here), tip, 24) + _leap(tip, after, -24)
-    x = at(it.asked)
+    x, update = at(it.asked), _update(number, at) if kind is not TF32 and it.fits else ""
     if x in (LEFT, RIGHT):  # beyond a break of the line
         x += math.copysign(24, WIDTH / 2 - x)
         broken = x + math.copysign(26, WIDTH / 2 - x)
         body += [line(broken + i, AXIS + 9, broken + 5 + i, AXIS - 9, width=2) for i in (-3, 3)]
-        body.append(between(LEFT, RIGHT, x, AXIS - 13, show(it.asked), size=SMALL, weight="bold"))
     unit, over = 10.0**number.exponent, 0.1 * apart  # a little further, where the next piece begins
     low, high = middle - towards - over, middle + PAGE / 2 * apart + over
     step = 10.0 ** math.floor(math.log10(apart / unit / 16))
     grip = Grip("value", at(sign * low), at(sign * high), low / unit, high / unit, step=step)
-    moved = grasp(x - 12, AXIS - 12, 24, 24) + diamond(x, AXIS, 9) + leaps
-    return [*body, draggable(moved, "Number, along the number line", grip)]
+    moved = grasp(x - 12, AXIS - 12, 24, 24) + diamond(x, AXIS, 9)
+    moved += between(LEFT + 6, RIGHT - 6, x, AXIS + 26, f"asked for: {show(it.asked)}", size=SMALL)
+    return [*body, update, draggable(moved, "Number, along the number line", grip)]
 
 
-def _leap(start: float, tip: float, high: float) -> str:
-    """A bow over the number line, or with a negative `high` under it, with its head where it lands."""
-    wide = tip - start
-    if abs(wide) < 4:
+def _update(number: Number, at: Callable[[float], float]) -> str:
+    """Two arrows over the number line: to where an update leads, and from there to what is stored of it."""
+    it = number.chosen
+    here, tip, after = map(at, (it.value, it.value + number.change, it.path[-1 if it.stuck else 1]))
+    if abs(tip - here) < 4:
         return ""
-    bow = [(start + wide * t / 16, AXIS - 4 * high * t / 16 * (1 - t / 16)) for t in range(17)]
-    far = math.hypot(wide, 4 * high)
-    dx, dy = wide / far, 4 * high / far  # which way it lands
-    back = [(tip - 10 * dx - side * dy, AXIS - 10 * dy + side * dx) for side in (-5, 5)]
-    bow[-1] = tip - 8 * dx, AXIS - 8 * dy
-    return polyline(bow, stroke=VERMILLION, width=2.5) + shape([(tip, AXIS), *back], fill=VERMILLION)
+    drawn = line(tip, AXIS - 38, tip, AXIS, stroke=VERMILLION) + dot(tip, AXIS, 5, fill=PAPER, stroke=VERMILLION)
+    rows = (here, tip, 36, show(number.change)), (tip, after, 18, f"rounded to {show(it.path[-1 if it.stuck else 1])}")
+    for start, end, up, words in (row for row in rows if abs(row[0] - row[1]) > 4):
+        drawn += arrow(start, end, AXIS - up, stroke=VERMILLION, width=2.5)
+        away = math.copysign(16 + length(words, SMALL), it.value)  # updates lead towards 0
+        beside = here + away / 2 if LEFT < here + away < RIGHT else tip - away / 2
+        drawn += between(LEFT, RIGHT, beside, AXIS - up + 5, words, size=SMALL)
+    return drawn
 
 
 def _basin(it: Stored) -> tuple[float, float]:
@@ -198,11 +193,11 @@ def _sentence(number: Number) -> str:
     if it.format is TF32:
         return "no weight is kept in tf32: the updates are those of fp32"
     if it.outcome == "underflow":
-        return f"{show(it.asked)} is {_times(abs(it.asked) / spacings(it)[0])}: stored as {value}"
+        return f"{show(it.asked)} is {_times(abs(it.asked) / spacings(it)[0])}, stored as {value}"
     if not it.fits:
-        return f"{show(it.asked)} is beyond the last number: stored as {value}"
+        return f"{show(it.asked)} is beyond the last number, stored as {value}"
     words = f"rounded back to {value}" if it.stuck else f"the weight becomes {show(it.path[1])}"
-    return f"update {show(number.change)}: {_times(abs(number.change) / spacings(it)[0])}, {words}"
+    return f"update {show(number.change)} is {_times(abs(number.change) / spacings(it)[0])}, {words}"
 
 
 def _parts(it: Stored) -> str:
@@ -216,8 +211,7 @@ def _parts(it: Stored) -> str:
 
 
 def _times(ratio: float) -> str:
-    apart = "times the spacing" if ratio >= 0.995 else "of the way to the next number"
-    return f"{show(ratio, 2 if ratio >= 0.001 else 1)} {apart}"
+    return f"{show(ratio, 2 if ratio >= 0.001 else 1)} {'times' if ratio >= 0.995 else 'of'} the spacing"
 
 
 def _ticks(it: Stored, here: float, at: Callable[[float], float]) -> list[str]:
@@ -229,23 +223,29 @@ def _ticks(it: Stored, here: float, at: Callable[[float], float]) -> list[str]:
             values.append(value + 0.0)
             value = it.format.beside(value)[side]
     taken: list[tuple[float, float]] = []
-    body = [line(middle, AXIS, middle, AXIS + 48, stroke=MUTED)]
+    body = []
     for value in values:
         x, words, weight = at(value), show(value, digits), "bold" if value == here else ""
         body.append(line(x, AXIS - 9, x, AXIS + 9, width=2))
         half = length(words, SMALL, bold=bool(weight)) / 2 + 4
         x = min(max(x, LEFT + half), RIGHT - half)
         if all(abs(x - other) > half + room for other, room in taken):
-            body.append(small(x, AXIS + 62, words, anchor="middle", weight=weight))
+            body.append(small(x, AXIS + 70, words, anchor="middle", weight=weight))
             taken.append((x, half))
         if value in it.format.beside(here):
-            apart = show(abs(value - here), 2 if abs(value - here) < 1 else 3) + " apart" * (
-                abs(at(value) - middle) > GAP - 1
-            )
-            body.append(note((at(value) + middle) / 2, AXIS + 44, apart, anchor="middle"))
-            body.append(line(at(value), AXIS + 9, at(value), AXIS + 48, stroke=MUTED))
+            body += _measure(middle, at(value), show(abs(value - here), 3))
     if math.isinf(it.value):
         limit = next(filter(math.isfinite, _basin(it)))
         words = f"{show(limit)}: from here {show(it.value)}"
-        body.append(between(LEFT, RIGHT, at(limit), AXIS + 44, words, size=SMALL))
+        body.append(between(LEFT, RIGHT, at(limit), AXIS + 49, words, size=SMALL))
+    return body
+
+
+def _measure(start: float, end: float, words: str) -> list[str]:
+    """The distance of two numbers, between arrows to both."""
+    y, middle, half = AXIS + 45, (start + end) / 2, math.copysign(length(words, SMALL) / 2 + 2, end - start)
+    body = [note(middle, y + 4, words, anchor="middle")]
+    for x, aside in ((start, -half), (end, half)):
+        body.append(line(x, y - 6, x, y + 6, stroke=MUTED))
+        body.append(arrow(middle + aside, x, y, stroke=MUTED, width=1, head=7, wing=3))
     return body

@@ -5,7 +5,7 @@ from __future__ import annotations
 from virtualgpu.gpus.specs import SHOWN
 
 from ..base.simulator import Choice, Play, Simulator, Slider, State
-from .model import MOST_AT_ONCE, MOST_LANES, TOY, WARP, Contest, limits
+from .model import MOST_LANES, MOST_TASKS, TOY, WARP, Contest, limits
 from .picture import draw
 
 
@@ -19,17 +19,12 @@ class Race(Simulator[Contest]):
             {TOY: "a toy: lanes below", **{name: f"{name}: {s.fp32_lanes:,} lanes" for name, s in SHOWN.items()}},
             TOY,
         ),
-        Slider("tasks", "Tasks", 1, MOST_AT_ONCE, 128, log=True),
+        Slider("tasks", "Tasks", 1, MOST_TASKS, 128, log=True),
         Slider("cores", "CPU cores", 1, 64, 8),
         Choice(
             "simd",
             "Lanes used in a core",
-            {
-                1: "1: one task at a time",
-                8: "8: a vector of 256 bits",
-                16: "16: of 512 bits",
-                32: "32: two of 512 bits",
-            },
+            {1: "1: one task at a time", 8: "8: a vector of 8", 16: "16: a vector of 16", 32: "32: two vectors of 16"},
             1,
         ),
         Slider("lanes", "GPU lanes", WARP, MOST_LANES, 256, step=WARP, log=True),
@@ -49,12 +44,12 @@ class Race(Simulator[Contest]):
         State(
             "All CPU lanes",
             {"gpu": TOY, "tasks": 128, "simd": 32, "kilobytes": 1},
-            "Eight cores are 256 lanes too. Drag the dots: is there a number of tasks for which the GPU wins?",
+            "What if the data are on the GPU already? Set Data of a task to 0, under More settings: who wins then?",
         ),
         State(
             "A large GPU",
             {"gpu": "A100-80", "tasks": 100_000, "simd": 32, "kilobytes": 0},
-            "6,912 lanes, and the data are there already. Drag the dots: how many tasks does the GPU need to win?",
+            "6,912 lanes, and no data to copy. Give each task 1 kB, under More settings: who wins then, and why?",
         ),
     )
     model = Contest

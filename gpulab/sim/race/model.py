@@ -24,7 +24,7 @@ CORE_LANES = UNITS * UNIT
 TASK = 10e-6  # seconds on one lane of the CPU
 CPU_BANDWIDTH = 90e9  # bytes per second, an assumption: two channels of DDR5
 TOY, LIKE = "toy", "T4"  # the toy has a T4's link and memory
-MOST_TASKS, MOST_AT_ONCE = 1_000_000, 100_000  # of the plot, of a race
+MOST_TASKS = 1_000_000
 MOST_LANES = max(gpu.fp32_lanes for gpu in SHOWN.values())
 # Where the plot has points: whole numbers, about evenly spread over its logarithmic axis.
 PLACES: tuple[int, ...] = tuple(sorted({round(float(MOST_TASKS) ** (place / 96)) for place in range(97)}))

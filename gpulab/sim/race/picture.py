@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, VERMILLION
-from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, polyline, text
 
 from ..base.lanes import Axis, beside, cursor, veil
-from ..base.scene import END, Plot, Scale, beside_ends, diamond, keys, note, picture, small
+from ..base.scene import END, Plot, Scale, beside_ends, diamond, keys, note, picture, pointer, small
 from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, duration, many
-from .model import CORE_LANES, MOST_AT_ONCE, MOST_TASKS, PLACES, TASK, TOY, WARP, Contest, Side, times
+from .model import CORE_LANES, MOST_TASKS, PLACES, TASK, TOY, WARP, Contest, Side, times
 
 BARS_LEFT, BARS_RIGHT, BARS_TOP, BAR_HIGH, APART = 196.0, 770.0, 38.0, 28.0, 58.0
 BARS_BOTTOM = BARS_TOP + 2 * APART
@@ -30,36 +31,30 @@ def _bars(race: Contest) -> list[str]:
     """A bar for each side, in the pieces that its time is made of, and how far it is at the moment."""
     axis = Axis(BARS_LEFT, BARS_RIGHT, max(race.cpu.seconds, race.gpu_side.seconds))
     cores = f"{count(race.cores, 'core')} × {race.simd} of {CORE_LANES} lanes"
-    rows = (
-        ("CPU", cores, race.cpu, BLUE),
-        (
-            "toy GPU" if race.gpu == TOY else f"GPU: {race.gpu}",
-            f"{many(race.warps, 'warp')} × {WARP} lanes",
-            race.gpu_side,
-            ORANGE,
-        ),
-    )
-    body, above, now = axis.draw(BARS_TOP - 12, BARS_BOTTOM), [], axis.x(race.now)
+    gpu, warps = "toy GPU" if race.gpu == TOY else f"GPU: {race.gpu}", f"{many(race.warps, 'warp')} × {WARP} lanes"
+    rows = ("CPU", cores, race.cpu, BLUE), (gpu, warps, race.gpu_side, ORANGE)
+    body, above, now = axis.draw(BARS_TOP - 12, BARS_TOP), [], axis.x(race.now)
     for place, (name, lanes, side, fill) in enumerate(rows):
         top = BARS_TOP + place * APART
         body += [text(MARGIN, top + 14, name, weight="bold"), note(MARGIN, top + 31, lanes)]
         body += _pieces(side, axis, top, fill)
-        above.append(text(axis.x(side.seconds) + 8, top + 19, duration(side.seconds), weight="bold", halo=True))
-        above += beside(now, top + BAR_HIGH + 16, _standing(race, side))
+        end, value, standing = axis.x(side.seconds) + 8, duration(side.seconds), _standing(race, side)
+        above.append(text(end, top + 19, value, weight="bold", halo=True))
+        behind = max(end + length(value, bold=True) + 12, now + 8)
+        if side.phase(race.now) or behind + length(standing, SMALL) > END:
+            above += beside(now, top + BAR_HIGH + 16, standing)
+        else:
+            above.append(small(behind, top + 19, standing))
     grip = grasp(now - 12, BARS_TOP - 16, 24, BARS_BOTTOM - BARS_TOP + 16)
     grip += cursor(axis, race.now, BARS_TOP - 10, BARS_BOTTOM)
-    fills = {"CPU’s tasks": (BLUE, False), "GPU’s tasks": (ORANGE, False)}
-    fills |= {
-        phase.name.split()[0]: (FILLS[phase.name], phase.name in HATCHED)
-        for phase in race.gpu_side.phases
-        if phase.name in FILLS
-    }
+    shown = [name for name in FILLS if name != "copy out" and race.gpu_side.spent(name)]
+    looks = [(name.removesuffix(" in"), FILLS[name], name in HATCHED) for name in shown]
     return [
         *body,
         veil(axis, race.now, BARS_TOP - 4, BARS_BOTTOM),
         draggable(grip, "Time in the race", Grip("time", BARS_LEFT, BARS_RIGHT, 0, 100)),
         *above,
-        *keys(MARGIN, BARS_BOTTOM + 20, *((words, *look) for words, look in fills.items())),
+        *keys(MARGIN, BARS_BOTTOM + 20, ("CPU’s tasks", BLUE), ("GPU’s tasks", ORANGE), *looks),
         note(END, BARS_BOTTOM + 20, f"virtual: toy tasks, {duration(TASK)} on a CPU lane", anchor="end"),
     ]
 
@@ -69,7 +64,8 @@ def _standing(race: Contest, side: Side) -> str:
     done, working = side.done(race.now), side.working(race.now)
     without = -working % WARP if side is race.gpu_side else 0
     idle = f", {without} of their warp idle" if without else ""
-    return f"{done:,} of {many(side.tasks, 'task')} done; {race.doing(side)}{idle}"
+    doing = f"; {race.doing(side)}{idle}" if side.phase(race.now) else ""
+    return f"{done:,} of {many(side.tasks, 'task')} done{doing}"
 
 
 def _pieces(side: Side, axis: Axis, top: float, tasks: str) -> list[str]:
@@ -93,11 +89,15 @@ def _plot(race: Contest) -> list[str]:
     plot = Plot(TASKS, Scale(BOTTOM, TOP, low, high, log=True))
     body = [
         text(MARGIN, TOP - 32, "times as fast as one CPU lane, by the number of tasks (virtual)", weight="bold"),
-        note(END, TOP - 32, "teeth: a round that is not full", anchor="end"),
         plot.frame(),
         *plot.levels({value: f"{value:,g}" for value in plot.y.decades()}),
         *TASKS.ticks(BOTTOM, {value: f"{value:,.0f}" + " task" * (value == 1) for value in TASKS.decades()}),
     ]
+    for place, (full, after) in enumerate(pairwise(max(race.curves.values(), key=max))):
+        if after < 0.9 * full:
+            body.append(pointer(TASKS.at(PLACES[place + 1]), plot.y.at(full) - 1, fill=MUTED, half=5, high=7))
+            body.append(note(END, TOP - 32, "▼ the last round is not full", anchor="end"))
+            break
     ends = {}
     if race.serial:
         limit = ends["Amdahl’s limit"] = plot.y.at(race.amdahl)
@@ -125,17 +125,22 @@ def _crossing(race: Contest, plot: Plot) -> list[str]:
         + dot(x, y, 6, fill=PAPER, stroke=INK)
     )
     mark += small(x + (-10 if right else 10), TOP - 9, words, anchor="end" if right else "start")
-    return [clickable(mark, words, tasks=min(race.crossover, MOST_AT_ONCE))]
+    return [clickable(mark, words, tasks=race.crossover)]
 
 
 def _tasks(race: Contest, plot: Plot) -> str:
     values = [race.over_one_lane(race.tasks, side) for side in ("cpu", "gpu")]
     (x, cpu), (_, gpu) = (plot.at(race.tasks, value) for value in values)
     moved = grasp(x - 12, TOP, 24, BOTTOM - TOP) + line(x, TOP, x, BOTTOM, stroke=INK, width=1.5)
+    if abs(cpu - gpu) > 10:
+        aside, anchor = (16, "start") if x < RIGHT - 80 else (-16, "end")
+        moved += polyline([(x, cpu), (x + aside, cpu), (x + aside, gpu), (x, gpu)], width=1.5)
+        ratio, base = times(max(race.speedup, 1 / race.speedup)), (cpu + gpu) / 2 + 5
+        moved += text(x + 1.3 * aside, base, ratio, anchor=anchor, weight="bold", halo=True)
     moved += dot(x, cpu, 7, fill=BLUE) + diamond(x, gpu, fill=ORANGE)  # seen where they meet
     below, above = min(max(cpu, gpu) + 20, BOTTOM - 8), max(min(cpu, gpu) - 9, TOP + 14)
     moved += small(x + 10, below, times(min(values)), halo=True)
     if times(max(values)) != times(min(values)) and x > LEFT + 60:
         moved += small(x - 10, above, times(max(values)), anchor="end", halo=True)
-    grip = Grip("tasks", LEFT, TASKS.at(MOST_AT_ONCE), 1, MOST_AT_ONCE, log=True)
+    grip = TASKS.grip("tasks")
     return draggable(moved, "Tasks, along the curves", grip)

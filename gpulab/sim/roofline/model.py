@@ -245,7 +245,7 @@ def _product(reached: Rates, dtype: str, width: int, rows: int, columns: int, de
     nbytes = width * (rows * depth + depth * columns + rows * columns)
     aligned = _aligned(width * depth, width * columns)
     found = work.product(reached, rows, columns, depth, 1, dtype, reached.memory_seconds(nbytes), aligned)
-    shape = f"{rows} × {depth} by {depth} × {columns}"
+    shape = f"{rows:,} × {depth:,} by {depth:,} × {columns:,}"
     tiling = reached.tiling(rows, columns, depth, 1, dtype, aligned)
     return _operation(reached, "matmul", shape, [(found, nbytes)], tiling)
 
@@ -262,7 +262,7 @@ def _elementwise(reached: Rates, name: str, width: int, rows: int, columns: int)
         nbytes += 2 * width * columns + 2 * 4 * rows  # weight and bias; mean and deviation of each row, in float32
         beside = limits.layer_norm(reached, rows)
     found = work.Work(0.0, reached.memory_seconds(nbytes) + beside, float(BY_HAND[name] * elements))
-    return _operation(reached, name, f"{rows} × {columns}", [(found, nbytes)])
+    return _operation(reached, name, f"{rows:,} × {columns:,} elements", [(found, nbytes)])
 
 
 def _attention(spec: Spec, reached: Rates, dtype: str, width: int, tokens: int, number: int) -> Operation:
@@ -309,7 +309,7 @@ def _convolution(
     found = work.convolution(reached, parts, dtype, reached.memory_seconds(nbytes), plain)
     copied = 2 * plain if found.copies else 0
     product = work.convolution_products(tensor, weight, out)["small"]
-    shape = f"{high} × {wide} pixels, {depth} to {columns} channels"
+    shape = f"{high:,} × {wide:,} pixels, {depth:,} to {columns:,} channels"
     return _operation(reached, "conv", shape, [(found, nbytes + copied)], reached.tiling(*product, 1, dtype))
 
 

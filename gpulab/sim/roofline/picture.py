@@ -12,7 +12,7 @@ from ..base.touch import clickable, grasp, named, on_track
 from ..base.words import duration, many, percent
 from .model import DTYPES, Operation, Roofs, digits, rate
 
-LEFT, RIGHT, TOP, BOTTOM = 78.0, 556.0, 26.0, 398.0  # of the plot
+LEFT, RIGHT, TOP, BOTTOM = 78.0, 570.0, 26.0, 398.0  # of the plot
 PANEL = 588.0
 INTENSITIES = Scale(LEFT, RIGHT, 0.1, 20_000.0, log=True)  # operations per byte
 SIZE = {"attention": "token", "conv": "pixel"}  # what the rows are
@@ -31,13 +31,12 @@ def _rates(result: Roofs) -> Scale:
 
 
 def _axes(plot: Plot) -> list[str]:
-    words = "intensity: operations for each byte read or written"
     return [
         plot.frame(),
         *plot.x.ticks(BOTTOM, {value: f"{value:,g}" for value in plot.x.decades()}, top=TOP),
         *plot.levels({value: f"{value / 1e12:,g}" for value in plot.y.decades()}),
         note(MARGIN, TOP - 12, "TFLOP/s (data sheet: recorded, reached: virtual)"),
-        note((LEFT + RIGHT) / 2, BOTTOM + 36, words, anchor="middle"),
+        note((LEFT + RIGHT) / 2, BOTTOM + 36, "intensity: operations for each byte read or written", anchor="middle"),
     ]
 
 
@@ -47,24 +46,30 @@ def _roofs(result: Roofs, plot: Plot) -> list[str]:
         body.append(rect(left, top, right - left, high, fill=fill, opacity=0.15))
         body.append(text((left + right) / 2, BOTTOM - 12, words, anchor="middle", weight="bold", halo=True))
     sheet, reached = result.spec.bandwidth_gbps, result.rates.memory_gbps
-    for peak, gbps, stroke, width, dash in (
-        (result.peak, sheet, MUTED, 2.0, "6 4"),
-        (result.reached, reached, INK, 3.0, ""),
-    ):
-        turns = (INTENSITIES.low, peak / gbps / 1e9, INTENSITIES.high)
-        points = [(x, min(peak, x * gbps * 1e9)) for x in turns]
+    roofs = (result.peak, sheet, MUTED, 2.0, "6 4"), (result.reached, reached, INK, 3.0, "")
+    for peak, gbps, stroke, width, dash in roofs:
+        points = [(x, min(peak, x * gbps * 1e9)) for x in (INTENSITIES.low, peak / gbps / 1e9, INTENSITIES.high)]
         body.append(plot.curve(points, stroke=stroke, width=width, dash=dash))
-    (x, y, wide, _), (left, top, *_) = _named(result, plot)
-    words = f"data sheet {digits(result.peak / 1e12)}, reached {rate(result.reached)}"
-    body += [small(x + wide, y + 12, "arithmetic’s limit:", anchor="end"), small(x + wide, y + 29, words, anchor="end")]
-    lines = ("memory’s limit:", f"data sheet {sheet:,.0f},", f"reached {reached:,.0f} GB/s")
-    return body + [small(left, top + 12 + 17 * row, words) for row, words in enumerate(lines)]
+    return [*body, *(small(x, y, words, anchor=anchor, halo=True) for words, x, y, anchor in _named(result, plot))]
 
 
-def _named(result: Roofs, plot: Plot) -> tuple[Box, Box]:
-    """Where the flat roofs and the slopes have their names."""
-    high, slope = plot.y.at(max(result.peak, result.reached)), plot.y.at(4e9 * result.spec.bandwidth_gbps)
-    return (RIGHT - 256, high - 37, 250, 31), (LEFT + 8, slope - 58, 136, 48)
+def _named(result: Roofs, plot: Plot) -> list[tuple[str, float, float, str]]:
+    """The name of each limit beside its line: words, x, base, anchor."""
+    sheet, reached = result.spec.bandwidth_gbps, result.rates.memory_gbps
+    lower = 0.3 if 2.5 < result.operation.intensity < 60 else 5.0  # not where the chosen operation has its label
+    left, top = plot.at(5, 5e9 * sheet)
+    right, base = plot.at(lower, lower * 1e9 * reached)
+    return [
+        (f"data sheet {sheet:,.0f} GB/s", left - 6, top - 6, "end"),
+        (f"reached {reached:,.0f} GB/s", right + 8, base + 16, "start"),
+        (f"data sheet {digits(result.peak / 1e12)}", RIGHT - 6, plot.y.at(max(result.peak, result.reached)) - 7, "end"),
+        (
+            f"reached {digits(result.reached / 1e12)}",
+            RIGHT - 6,
+            plot.y.at(min(result.peak, result.reached)) + 17,
+            "end",
+        ),
+    ]
 
 
 def _points(result: Roofs, plot: Plot) -> list[str]:
@@ -73,29 +78,35 @@ def _points(result: Roofs, plot: Plot) -> list[str]:
     track = [(*plot.at(op.intensity, op.rate), rows) for rows, op in result.by_rows.items()]
     body = [polyline([(x, y) for x, y, _ in track], stroke=ORANGE, width=3)]
     x, y = plot.at(chosen.intensity, chosen.rate)
-    grip = grasp(x - 14, y - 14, 28, 28) + _point(chosen, plot, chosen=True)
-    hints, signs = [], []
-    for (at, low, rows), right, down in ((track[0], -8, 6), (track[-1], 0, 24)):
+    hidden: list[str] = []
+    hints, signs, late = [], [], []
+    for (at, low, rows), word in ((track[0], f"{chosen.words}, "), (track[-1], "")):
+        words = word + many(rows, size)
+        body.append(dot(at, low, 4, fill=ORANGE))
         if math.dist((at, low), (x, y)) > 30:
-            hints.append((at + right, low + down, many(rows, size)))
+            hints.append((at + (12 + length(words, SMALL)) * bool(word), low + (24 if low < BOTTOM - 70 else 5), words))
     for op in result.operations.values():
         (at, low), roof = plot.at(op.intensity, op.rate), min(result.reached, op.intensity * result.rates.memory_rate)
         if op.bound == "arithmetic" and op.rate < 0.7 * roof:
             body.append(line(at, plot.y.at(roof), at, low, stroke=MUTED))
-            hints.append((at - 14, low + 5, f"{percent(op.rate / roof)} of roof"))
-        if op.bound == "least time":
-            hints.insert(0, (at + 14 + length("launch-bound", SMALL), low + 5, "launch-bound"))
+            beside = at + 10 + length(words := f"{percent(op.rate / roof)} of roof", SMALL)
+            hints.append((beside if beside < RIGHT else at - 14, low + 5, words))
+        late += [(at, low)] if op.bound == "least time" else []
         signs.append((at - 8, low - 8, 16, 16))
         if op is not chosen:
-            sign = named(_point(op, plot), f"{op.words}: {rate(op.rate)}, {op.verdict}")
-            if math.dist((at, low), (x, y)) < 14:  # it would be hidden
-                grip += sign
-            else:
-                body.append(sign)
-    words, area = _label(result, plot.y, many(result.size, size))
+            near = math.dist((at, low), (x, y)) < 14  # it would be hidden: larger, it is seen around the chosen one
+            sign = named(_point(op, plot, size=13 if near else 6), f"{op.words}: {rate(op.rate)}, {op.verdict}")
+            (hidden if near else body).append(sign)
+    if late:
+        words, top = "hollow: launch takes longer", min(low for _, low in late) - 14
+        hints.insert(0, (min(late)[0] - 8 + length(words, SMALL), top, words))
+    beside_it, area = _label(result, plot.y, many(result.size, size))
+    taken = [area, (0, 0, LEFT, BOTTOM), (0, BOTTOM - 28, RIGHT, 60), *signs]
+    for name, at, base, anchor in _named(result, plot):
+        taken.append((at - (wide := length(name, SMALL)) * (anchor == "end"), base - 14, wide, 17))
     label = f"{size.capitalize()}s of the {chosen.words}: drag it along its line"
-    taken = [area, (0, 0, LEFT, BOTTOM), (0, BOTTOM - 28, RIGHT, 60), *signs, *_named(result, plot)]
-    return [*body, *_hints(hints, taken), *words, on_track(grip, label, "rows", track)]
+    grip = grasp(x - 14, y - 14, 28, 28) + "".join(hidden) + _point(chosen, plot, size=8, chosen=True)
+    return [*body, *_hints(hints, taken), *beside_it, on_track(grip, label, "rows", track)]
 
 
 def _hints(hints: list[tuple[float, float, str]], taken: list[Box]) -> list[str]:
@@ -109,34 +120,34 @@ def _hints(hints: list[tuple[float, float, str]], taken: list[Box]) -> list[str]
     return body
 
 
-def _point(op: Operation, plot: Plot, *, chosen: bool = False) -> str:
+def _point(op: Operation, plot: Plot, *, size: float, chosen: bool = False) -> str:
     """Its sign; on the plot's lower edge, with an arrow down, if its rate lies below."""
     x, y = plot.at(op.intensity, op.rate)
     if op.rate >= plot.y.low:
-        return _marker(op.name, x, y, chosen=chosen)
-    return pointer(x, y, high=8) + _marker(op.name, x, y - 18, chosen=chosen)
+        return _marker(op, x, y, size, chosen)
+    return pointer(x, y, high=8) + _marker(op, x, y - 18, size, chosen)
 
 
 def _label(result: Roofs, rates: Scale, size: str) -> tuple[list[str], Box]:
-    """The chosen operation's rate, and where: beside its sign, or below the flat roof with a line up to it."""
+    """The chosen operation's rate, and where: beside its sign, or above the flat roof with a sign of its own."""
     op, x, y = result.operation, INTENSITIES.at(result.operation.intensity), rates.at(result.operation.rate)
     words = f"{op.words}, {size}:", rate(op.rate) + (" (below)" if op.rate < rates.low else "")
-    wide = max(length(one, bold=True) for one in words)
-    near = x + 24 + wide < RIGHT
-    at, anchor, left = (x + 18, "start", x + 18) if near else (RIGHT - 6, "end", RIGHT - 6 - wide)
-    base = min(y + (20 if near else 58), BOTTOM - 50)
-    body = [] if near else [line(x, y, x, base - 13, stroke=MUTED)]
-    body += [text(at, base + 18 * row, one, anchor=anchor, weight="bold", halo=True) for row, one in enumerate(words)]
-    return body, (left, base - 12, wide, 32)
+    wide, base = max(length(one, bold=True) for one in words), min(y + 20, BOTTOM - 50)
+    if x + 24 + wide < RIGHT - 84:
+        body = [text(x + 18, base + 18 * row, one, weight="bold", halo=True) for row, one in enumerate(words)]
+        return body, (x + 18, base - 12, wide, 32)
+    base, left = rates.at(max(result.peak, result.reached)) - 29, RIGHT - 6 - length(" ".join(words), bold=True)
+    sign = _marker(op, left - 12, base - 5, 6, chosen=True)
+    return [sign, text(left, base, " ".join(words), weight="bold", halo=True)], (x, base, 0, 0)
 
 
-def _marker(name: str, x: float, y: float, *, chosen: bool) -> str:
+def _marker(op: Operation, x: float, y: float, size: float, chosen: bool) -> str:
     """A sign of its own for each operation: square, triangle, circle, diamond, cross bar."""
-    fill, size = (ORANGE, 8.0) if chosen else (SKY, 6.0)
-    if name == "gelu":
+    fill = ORANGE if chosen else PAPER if op.bound == "least time" else SKY
+    if op.name == "gelu":
         return dot(x, y, size + 1, fill=fill, stroke=INK)
-    outline = shape(_corners(name, x, y, size + 1.5), fill=INK)
-    return outline + shape(_corners(name, x, y, size), fill=fill)
+    outline = shape(_corners(op.name, x, y, size + 1.5), fill=INK)
+    return outline + shape(_corners(op.name, x, y, size), fill=fill)
 
 
 def _corners(name: str, x: float, y: float, r: float) -> list[tuple[float, float]]:
@@ -154,10 +165,9 @@ def _panel(result: Roofs) -> list[str]:
     for place, op in enumerate(result.operations.values()):
         top = 26 + place * 42
         chosen = op is result.operation
-        outline = INK if chosen else PAPER
         row = (
-            rect(PANEL - 6, top, END - PANEL + 12, 40, fill=PAPER, stroke=outline, radius=4),
-            _marker(op.name, PANEL + 10, top + 20, chosen=chosen),
+            rect(PANEL - 6, top, END - PANEL + 12, 40, fill=PAPER, stroke=INK if chosen else PAPER, radius=4),
+            _marker(op, PANEL + 10, top + 20, 8 if chosen else 6, chosen),
             text(PANEL + 28, top + 16, op.words, weight="bold" if chosen else ""),
             text(END, top + 16, duration(op.seconds), anchor="end", weight="bold"),
             note(PANEL + 28, top + 34, op.verdict),
@@ -168,22 +178,12 @@ def _panel(result: Roofs) -> list[str]:
 
 def _times(result: Roofs, top: float) -> list[str]:
     """How long the parts of the chosen operation take, its shape, and how its tiles fill the SMs."""
-    op = result.operation
-    body = [note(PANEL, top, f"{op.words}: what takes how long")]
+    op, body = result.operation, [note(PANEL, top, "its three times: the longest decides")]
     parts = (("arithmetic", op.arithmetic, GREEN), ("memory", op.memory, PURPLE), ("launch", op.least, RULE))
-    most, y = max(seconds for _, seconds, _ in parts), top + 26
-    for words, seconds, fill in parts:
-        wide = 98 * seconds / most  # what only moves memory has no arithmetic that the clock counts
+    for y, (words, seconds, fill) in zip((top + 26, top + 50, top + 74), parts, strict=True):
+        wide = 98 * seconds / max(op.arithmetic, op.memory, op.least)  # what only moves memory has no arithmetic
         body.append(small(PANEL, y, words))
         body.append(bar(PANEL + 84, y - 13, wide, 16, fill=fill))
         body.append(small(PANEL + 90 + wide, y, duration(seconds) if seconds else "too little to count"))
-        y += 24
-    told = [
-        *wrap(op.shape, END - PANEL, SMALL),
-        *(line for part in result.tiles.split(": ") for line in wrap(part, END - PANEL, SMALL)),
-    ]
-    if op.name == "matmul" and op.tiling and result.size < op.tiling.height:
-        told.insert(1, f"{many(result.size, 'row')} padded to tiles of {op.tiling.height}")
-    if op.kernels > 1:
-        told.append(f"{op.kernels} kernels, as none is fused")
-    return [*body, *(small(PANEL, y + 8 + place * 18, words) for place, words in enumerate(told))]
+    told = [row for words in (op.shape, *result.tiles.split(": ")) for row in wrap(words, END - PANEL, SMALL)]
+    return [*body, *(small(PANEL, top + 106 + place * 18, words) for place, words in enumerate(told))]

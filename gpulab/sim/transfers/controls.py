@@ -54,12 +54,12 @@ class Transfers(Simulator[Crossings]):
         _state(
             "Copies, both stay",
             "input_data to GPU; weights to GPU",
-            "Click a tensor: what does the host’s memory lose when it is copied?",
+            "Let the result go to the same name: what is left in the host’s memory then, and why?",
         ),
         _state(
             "One stays behind",
             "input_data to GPU; weights to GPU; weights + bias",
-            "Why does the sum fail? Carry bias over to the GPU, then add once more.",
+            "Carry bias over to the GPU, then add once more. How long do 2 KB take, and why not less?",
         ),
         _state(
             "Nobody waits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from virtualgpu.pictures.style import EDGE, GREEN, INK, MUTED, ON, ORANGE, PAPER, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import HEAD, MARGIN, SMALL, Live, Picture, bar, code, dot, length, line, rect, text, wrap
@@ -23,7 +24,7 @@ HOST, GPU = MARGIN, END - PANEL  # where the panels begin
 ROWS, ROW, CHIP = 33.0, 29.5, 26.0  # a tensor and its copy side by side
 CONSOLE, SHOWN, STEP = 178.0, 7, 18.0
 LANES, LANE, LEFT, PINNED = CONSOLE + 46 + SHOWN * STEP, 24.0, 130.0, 112.0
-BUS = 680.0
+BUS, COSTS = 680.0, END - 12
 
 
 def draw(result: Crossings) -> Picture:
@@ -76,9 +77,9 @@ def _bus(result: Crossings) -> list[str]:
     out, middle = result.outcome, WIDTH / 2
     left, right, y = HOST + PANEL + 8, GPU - 8, PANEL_HEIGHT - 24
     last, rates = out.lines[-1], out.rates
-    reached = [f"pageable {rates.pageable_gbps:.3g}", f"pinned {rates.pinned_gbps:.3g}"]
+    reached = [f"pageable {rates.pageable_gbps:.3g} GB/s", f"pinned {rates.pinned_gbps:.3g} GB/s"]
     pinned = last.pinned if last.copies else any(held.pinned for held in out.host)
-    rate = " GB/s, ".join(reversed(reached) if pinned else reached)  # the one in force comes first
+    rate = ", ".join(reversed(reached) if pinned else reached)  # the one in force comes first
     body = [
         note(middle, 20, f"{result.link}: {out.link.one_way_gbps:.0f} GB/s", anchor="middle"),
         note(middle, y + 19, rate, anchor="middle"),
@@ -114,38 +115,38 @@ def _console(result: Crossings) -> list[str]:
         *([Live(clickable(undo, "Undo", script=result.before))] if result.commands else []),
         Live(note(280, CONSOLE, "or click a tensor, or carry it over")),
         note(BUS, CONSOLE, "on the bus", anchor="end"),
-        note(END, CONSOLE, "call takes", anchor="end"),
-        line(MARGIN, CONSOLE + 7, END, CONSOLE + 7, stroke=RULE),
+        note(COSTS, CONSOLE, "call takes", anchor="end"),
+        rect(MARGIN, CONSOLE + 8, END - MARGIN, SHOWN * STEP + 6, stroke=RULE, radius=6),
     ]
-    error = wrap(result.error.split(_TO_READ_ON)[0], END - MARGIN - 12, SMALL)
+    error = wrap(result.error.split(_TO_READ_ON)[0], COSTS - MARGIN - 18, SMALL)
     first = max(0, len(done) + len(error) - SHOWN)
-    y = CONSOLE + 24
+    y = CONSOLE + 25
     for step in range(first, len(done)):
         it = done[step]
         if step == first > 0:
-            body.append(note(MARGIN, y, f"… {count(first + 1, 'line')} above"))
+            body.append(note(MARGIN + 12, y, f"… {count(first + 1, 'line')} above"))
         else:
             newest = step == len(done) - 1
-            body.append(code(MARGIN, y, it.code, weight="bold" if newest else ""))
+            body.append(code(MARGIN + 12, y, it.code, weight="bold" if newest else ""))
             body += _costs(it, y)
         y += STEP
     for words in error:
-        body.append(line(MARGIN + 2, y - 15, MARGIN + 2, y + 5, stroke=VERMILLION, width=4))
-        body.append(small(MARGIN + 12, y, words))
+        body.append(line(MARGIN + 8, y - 14, MARGIN + 8, y + 4, stroke=VERMILLION, width=4))
+        body.append(small(MARGIN + 18, y, words))
         y += STEP
     return body
 
 
 def _costs(it: Line, y: float) -> list[str]:
     if it.error:
-        return [small(END, y, "✗ error", anchor="end", weight="bold")]
+        return [small(COSTS, y, "✗ error", anchor="end", weight="bold")]
     body = []
     if it.copies:
         body.append(small(BUS, y, duration(it.copy), anchor="end"))
     elif it.kind in ("there", "freed"):
         body.append(note(BUS, y, "nothing copied" if it.kind == "there" else "freed", anchor="end"))
     if it.call is not None:
-        body.append(small(END, y, duration(it.call), anchor="end"))
+        body.append(small(COSTS, y, duration(it.call), anchor="end"))
     return body
 
 
@@ -153,14 +154,14 @@ def _lanes(result: Crossings) -> list[str]:
     """When Python waited for a call, and when the bus copied which tensor; pinning before it, out of scale."""
     out, left = result.outcome, LEFT
     calls = [it for it in out.lines if it.call is not None and it.kind != "pinned"]
-    body, last = [small(MARGIN, LANES + 17, "Python waits"), small(MARGIN, LANES + 47, "the bus copies")], ""
+    body = [small(MARGIN, LANES + 17, "Python"), small(MARGIN, LANES + 47, "PCIe bus")]
     if result.pinning:
         left, cost = LEFT + PINNED, duration(result.pinning)
-        body.append(
-            bar(LEFT, LANES, PINNED - 16, LANE, fill=SKY) + text(LEFT + 9, LANES + 17, f"pins: {cost}", fill=ON)
-        )
+        body.append(bar(LEFT, LANES, PINNED - 16, LANE, fill=RULE) + text(LEFT + 9, LANES + 17, f"pins: {cost}"))
         body += [line(left - x, LANES + LANE + 2, left - x + 6, LANES - 2, width=2) for x in (14, 9)]
-        last = f"Pinning costs {cost} once, and saves {result.saved} each time that all is copied"
+        pays = f"pays after {count(math.ceil(result.pinning / result.saved), 'time')}"
+        words = f"pinning: {cost} once, {duration(result.saved)} saved each time; {pays}"
+        body.append(small(END, LANES + 93, words, anchor="end"))
     if not calls:
         return [*body, note(left, LANES + 17, "no copy yet")]
     begin, bus = calls[0].began, iter(out.bus)
@@ -173,21 +174,18 @@ def _lanes(result: Crossings) -> list[str]:
         for start, end in itertools.islice(bus, it.copies):
             x, wide = axis.x(start - begin), axis.seen(end - start)
             if end <= went_on + 1e-9:
-                body.append(bar(x, LANES, wide, LANE, fill=SKY))
-                body.append(fitted(x, wide, LANES + 17, "waits for the copy", "waits", fill=ON))
+                body.append(bar(x, LANES, wide, LANE, fill=VERMILLION, hatched=True))
+                body.append(fitted(x, wide, LANES + 17, "waits for the copy", "waits", halo=True))
             body.append(bar(x, LANES + 30, wide, LANE, fill=ORANGE))
             body.append(fitted(x, wide, LANES + 47, f"{name}: {duration(end - start)}", name, fill=ON))
             room = length(name, SMALL)
             at = min(max(free, x + (wide - room) / 2), END - room)
             if not body[-1] and free <= at <= x + wide + 24:
-                body.append(small(at, LANES + 68, name))
+                body.append(line(x + wide / 2, LANES + 54, at + room / 2, LANES + 58, stroke=MUTED))
+                body.append(small(at, LANES + 70, name))
                 free = at + room + 6
     x = axis.x(out.went_on - begin)
-    body += [rect(x, LANES, END - x, LANE, fill=PAPER), rect(x, LANES, END - x, LANE, fill=SKY, opacity=0.2)]
-    body.append(fitted(x, END - x, LANES + 17, "goes on with the next line", "goes on"))
-    if result.copied and not last:
-        near = out.rates.memory_seconds(result.copied)
-        last = f"In its own memory the GPU reads the same {size(result.copied)} in {duration(near)}"
-        last += f": {result.copying / near:.0f} × faster"
-    body += [text(LEFT, LANES + 93, last)] if last else []
-    return [*body, *keys(END, LANES + 93, ("sets up", RULE), ends=True)]
+    body.append(bar(x, LANES, END - x, LANE, fill=PAPER, stroke=EDGE))
+    body.append(fitted(x, END - x, LANES + 17, "free to go on", "free"))
+    fetch = duration(out.rates.malloc_us * 1e-6)
+    return [*body, *keys(MARGIN, LANES + 93, (f"sets up, {fetch} more for a new segment", RULE))]

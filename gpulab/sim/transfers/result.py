@@ -61,10 +61,10 @@ class Crossings(Result):
         return math.fsum(line.call or 0.0 for line in self.outcome.lines if line.kind == "pinned")
 
     @property
-    def saved(self) -> str:
-        """What copies from pinned memory take less, for all of the tensors."""
+    def saved(self) -> float:
+        """Seconds that copies from pinned memory take less, for all of the tensors."""
         rates = self.outcome.rates
-        return duration(sum(BYTES.values()) * (1 / rates.pageable_gbps - 1 / rates.pinned_gbps) * 1e-9)
+        return sum(BYTES.values()) * (1 / rates.pageable_gbps - 1 / rates.pinned_gbps) * 1e-9
 
     @property
     def floor(self) -> float:
@@ -112,7 +112,8 @@ class Crossings(Result):
         if last.kind == "made":
             return f"All three tensors, {size(self.host_bytes)}, lie in host memory: they are computed with on the CPU"
         if last.kind == "pinned":
-            return f"Pinning took {duration(self.pinning)}, which saves {self.saved} each time that all of it is copied"
+            saved = duration(self.saved)
+            return f"Pinning took {duration(self.pinning)}, which saves {saved} each time that all of it is copied"
         if last.kind == "device":
             there, left = sorted(last.code.split()[2::2], key=lambda name: name not in self.on_gpu)
             return f"The sum fails: {there} is on cuda:0, and {left} still on the CPU"
@@ -140,10 +141,8 @@ class Crossings(Result):
                 f"The way back is as slow: {size(last.nbytes)} in {copy}. Leave on the GPU what the GPU will need again"
             )
         if self.assign == "new":
-            both = [held.name for held in out.host if f"{held.name}_gpu" in self.on_gpu]
-            names = " and ".join(filter(None, (", ".join(both[:-1]), both[-1])))
-            verb = "is" if len(both) == 1 else "are"
-            return f"{names} {verb} now in both memories: .to copies"
+            near = duration(out.rates.memory_seconds(self.copied))
+            return f"Copying {size(self.copied)} took {duration(self.copying)}; the GPU reads its copy in {near}"
         what = "A module moves as a whole" if "layer" in last.code else "The name refers to the copy now"
         return f"{what}: nothing refers to the {size(last.nbytes)} on the host any more, and they are free again"
 
