@@ -218,7 +218,7 @@ def _piece(piece: Piece, x: float, y: float, high: float, unit: float) -> str:
 
 
 def _counts(result: Memory) -> list[str]:
-    now = result.run.now
+    now, right = result.run.now, CHART_LEFT - 50
     rows = (
         ("allocated", mib(now.allocated), ""),
         ("reserved", mib(now.reserved), ""),
@@ -228,12 +228,8 @@ def _counts(result: Memory) -> list[str]:
     )
     pieces = (piece for segment in result.run.segments for piece in segment.pieces if piece.name)
     rounded = [("rounded up", ORANGE, True)] if any(piece.nbytes > piece.requested for piece in pieces) else []
-    legend = keys(CHART_LEFT - 50, COUNTS - 9, *rounded, ends=True)
-    return [
-        note(MARGIN, COUNTS - 9, "counts (virtual)"),
-        *legend,
-        *readouts(MARGIN, CHART_LEFT - 50, COUNTS + 13, rows, apart=20),
-    ]
+    legend, told = keys(right, COUNTS - 9, *rounded, ends=True), readouts(MARGIN, right, COUNTS + 13, rows, apart=20)
+    return [note(MARGIN, COUNTS - 9, "counts (virtual)"), *legend, *told]
 
 
 def _chart(result: Memory) -> list[str]:
