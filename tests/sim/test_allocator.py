@@ -310,6 +310,8 @@ class TestPicture:
     def test_a_segment_that_has_grown_shows_where_it_ended(self):
         words = self.words(Allocator(expandable=True))
         assert {"✓ 60 MiB asked", "old end of the segment", "40 MiB added, in pages of 20 MiB"} <= set(words)
+        pages = "✗ 60 MiB asked: no free piece is as long; the segment grows by pages of 20 MiB"
+        assert pages in self.words(Allocator(expandable=True, memory=96))
         assert "✓ no error, with PYTORCH_ALLOC_CONF=expandable_segments:True" in words
         marks = [
             e for e in ET.fromstring(Allocator(expandable=True).svg()).iter() if e.get("stroke-dasharray") == "5 3"

@@ -108,8 +108,8 @@ def _strip(result: Memory) -> list[str]:
     apart = round_step(result.capacity / MiB / 9)
     last = int(result.capacity / MiB / apart)
     sizes = {mark * apart: f"{mark * apart:g}{' MiB' * (0 < mark < last)}" for mark in range(last + 1)}
-    body += Scale(MARGIN, END, 0, result.capacity / MiB).ticks(STRIP + STRIP_HEIGHT, sizes)
-    return [*body, *_asked(result, unit)]
+    ticks = Scale(MARGIN, END, 0, result.capacity / MiB).ticks(STRIP + STRIP_HEIGHT, sizes)
+    return [*body, *ticks, *_asked(result, unit)]
 
 
 def _above(result: Memory, segment: Segment, x: float, unit: float) -> list[str]:
@@ -120,8 +120,8 @@ def _above(result: Memory, segment: Segment, x: float, unit: float) -> list[str]
         added = end - now.taken * unit
         mark = line(added, STRIP - 20, added, STRIP + STRIP_HEIGHT, width=2, dash="5 3")
         words = small(added - 7, y, "old end of the segment", anchor="end") if added - x > 190 else ""
-        new, pages = f"{mib(now.taken)} added", f", in pages of {2 if segment.small else 20} MiB"
-        return [mark, words, fitted(added, end - added, y, new + pages, new, f"+ {mib(now.taken)}")]
+        new = f"{mib(now.taken)} added, in pages of {2 if segment.small else 20} MiB"
+        return [mark, words, fitted(added, end - added, y, new, new.split(",")[0], f"+ {mib(now.taken)}")]
     if result.emptied and names:
         starts = accumulate((piece.nbytes * unit for piece in segment.pieces), initial=x)
         sides = [(at, at + one.nbytes * unit) for at, one in zip(starts, segment.pieces, strict=False) if one.name]
@@ -130,8 +130,8 @@ def _above(result: Memory, segment: Segment, x: float, unit: float) -> list[str]
         who += " hold" if names[1:] else " holds"
         bracket = polyline([(left, STRIP - 3), (left, y), (right, y), (right, STRIP - 3)], width=2)
         return [bracket, fitted(x, end - x, y - 5, f"{who} the whole segment", f"{who} it")]
-    moments = zip(result.commands, result.run.moments[1:], strict=False)
-    took = [one.name for one, moment in moments if moment.taken == segment.nbytes]
+    pairs = zip(result.commands, result.run.moments[1:], strict=False)
+    took = [one.name for one, moment in pairs if moment.taken == segment.nbytes]
     old = len(took) == 1 and took[0] not in names and not result.expandable
     whose = f"{took[0]}’s old segment:" if old else "segment of"
     words = f"{whose} {mib(segment.nbytes)}, {mib(segment.used)} allocated"
@@ -158,7 +158,8 @@ def _asked(result: Memory, unit: float) -> list[str]:
         box = rect(left, ASKED, one.nbytes * unit, 20, stroke=GREEN, edge=2)
         return [box, fitted(left, one.nbytes * unit, ASKED + 15, f"✓ {asked} asked", "✓")]
     size, border = min(failed.shortage.tried, result.capacity) * unit, MARGIN + result.run.now.reserved * unit
-    words = "no free piece is as long" + "; a block cannot cross a segment’s border" * (not result.expandable)
+    why = f"the segment grows by pages of {20 if one.nbytes > MiB else 2} MiB"
+    words = f"no free piece is as long; {why if result.expandable else 'a block cannot cross a segment’s border'}"
     if failed.shortage.tried != failed.shortage.requested:
         words = f"it needs a new segment of {mib(failed.shortage.tried)}"
     elif failed.shortage.tried > result.free:
@@ -167,9 +168,8 @@ def _asked(result: Memory, unit: float) -> list[str]:
     body = [rect(x, ASKED, size, 20, stroke=VERMILLION, dash="7 4", edge=2)]
     body.append(between(MARGIN, END, x + size / 2, ASKED + 37, words, size=SMALL, weight="bold"))
     if x == left and x < border < x + size:  # cut by the end of what is reserved
-        body.append(line(border, ASKED - 3, border, ASKED + 23, width=3))
         within, beyond = (mib(round(wide / unit)) for wide in (border - x, x + size - border))
-        body.append(fitted(x, border - x, ASKED + 15, within))
+        body += [line(border, ASKED - 3, border, ASKED + 23, width=3), fitted(x, border - x, ASKED + 15, within)]
         body.append(fitted(border, x + size - border, ASKED + 15, f"{beyond} beyond the border", beyond))
     return body
 

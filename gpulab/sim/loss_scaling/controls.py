@@ -26,13 +26,7 @@ class LossScaling(Simulator[Run]):
     primary = ("scale_power", "step", "bad_batches")
     states = (
         _state("Begin high", 16, STEPS, 0, "Three steps are skipped. Move the first scale up to 24: how many then?"),
-        _state(
-            "Begin at 1",
-            0,
-            STEPS,
-            0,
-            "It doubles every 2,000 steps. Which “Growth interval” (More settings) is short enough?",
-        ),
+        _state("Begin at 1", 0, STEPS, 0, "More settings: with which growth interval does the scale fit in time?"),
         _state("Bad batches", 16, 1900, 200, "200 in 10,000 batches are NaN. Drag the step back: when is half lost?"),
     )
     model = staticmethod(simulate)

@@ -146,7 +146,7 @@ def _fallen(run: Run, plot: Plot) -> list[str]:
     """What moves the scale, where bad batches have taken it down so far that the words have room."""
     words = "each bad batch halves the scale,", f"{run.growth_interval:,} good ones double it"
     low = run.bad and plot.y.at(math.log2(run.scale_in(STEPS // 2))) > plot.y.end + 54
-    drawn = (small(plot.x.end, plot.y.end + 28 + 18 * row, one, anchor="end") for row, one in enumerate(words))
+    drawn = (small(plot.x.end - 8, plot.y.end + 28 + 18 * row, one, anchor="end") for row, one in enumerate(words))
     return [*drawn] if low else []
 
 

@@ -112,7 +112,7 @@ def _gpu(fit: Fit, top: float, peak: int, full: Scale) -> str:
         row += "".join(line(at, low, at + 6, high, stroke=EDGE) for at in (x, x + 6))
     words = fit.words
     if no and not fit.largest:
-        words = f"✗ needs {fit.ranks:,} ranks, FSDP" if fit.ranks else "✗ even FSDP is not enough"
+        words = f"✗ needs {fit.ranks:,} ranks, FSDP" if fit.ranks else "✗ not even with FSDP"
     elif no:
         words = f"✗ {words.partition(': ')[2]}"
     row += small(ANSWER, y, words, weight="" if no else "bold")
