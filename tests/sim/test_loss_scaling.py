@@ -108,7 +108,7 @@ class TestByHand:
         assert run.scale_in(STEPS + 1) == 32768
         assert run.finding == f"In step 1 {run.happened}"
         end = simulate(**DEFAULT | {"step": STEPS})
-        assert end.finding == "Halved once, nothing overflows: 0.041% of gradients become 0, instead of 36%"
+        assert end.finding == "65,536 is too large, 3 steps skipped: 0.041% of gradients become 0, not 36%"
         assert run.happened == "the largest gradient is inf: skipped, and the scale halved to 32,768"
 
     def test_the_finding_tells_the_run_and_the_gradients_of_the_step_looked_at(self):
@@ -116,8 +116,9 @@ class TestByHand:
             runs = [simulate(**DEFAULT | values | {"step": step}) for step in (2, 3, 778, STEPS)]
             assert len({run.finding.split(":")[0] for run in runs}) == 1
             for run in runs:
-                when = f"by step {run.step}, " if run.step < STEPS else ""
-                assert f": {when}{part(run.shares(run.scale).zero)} of gradients become 0" in run.finding
+                when, zero = f"by step {run.step}, " if run.step < STEPS else "", part(run.shares(run.scale).zero)
+                told = f"{when}{zero} of gradients become 0" if zero != "100%" else "every gradient is 0"
+                assert f": {told}" in run.finding
 
     @pytest.mark.parametrize(
         ("values", "words"),
@@ -129,8 +130,8 @@ class TestByHand:
                 {"scale_power": 10, "spread": 1.0},
                 ": 0% of gradients become 0, as without scaling",
             ),
-            ({"scale_power": 18}, "Halved 3 times, nothing overflows"),
-            ({"bad_batches": 200}, "Bad batches halve the scale: 100% of gradients become 0"),
+            ({"scale_power": 18}, "262,144 is too large, 5 steps skipped: 0.041%"),
+            ({"bad_batches": 200}, "Bad batches halve the scale: every gradient is 0"),
         ],
     )
     def test_what_becomes_of_other_runs(self, values, words):
@@ -260,7 +261,7 @@ class TestOverTheWholeRange:
 class TestPicture:
     def test_the_default_state_makes_the_point(self):
         sim = LossScaling()
-        assert "0.041% of gradients become 0, instead of 36%" in sim.picture.title
+        assert "0.041% of gradients become 0, not 36%" in sim.picture.title
         assert ">0.041%<" in sim.svg()  # of the step it opens at: the same as in the title
         assert "step 5,000: all gradients are finite" in sim.svg()
         assert "without scaling: 36% become 0" in sim.svg()
@@ -275,7 +276,7 @@ class TestPicture:
         assert "largest: about 2⁻²⁷, stored as 0" in bad.svg()
 
     def test_a_doubled_scale_that_overflows_is_told(self):
-        assert "doubled: inf, halved again" in LossScaling().svg()
+        assert "every 2,000 good steps: doubled, inf, halved" in LossScaling().svg()
         assert "65,536: inf, skipped, halved" in LossScaling().svg()
         none = LossScaling(scale_power=0).svg()
         assert "doubled: inf" not in none
@@ -362,4 +363,4 @@ class TestStates:
         assert not low.skipped
         assert low.shares(low.scale).zero > 0.2
         assert bad.shares(bad.scale).zero == bad.shares(bad.scale_in(STEPS + 1)).zero == 1  # as in the headline
-        assert "Bad batches halve the scale: by step 1,900, 100%" in bad.finding
+        assert bad.finding == "Bad batches halve the scale: by step 1,900 every gradient is 0"

@@ -294,8 +294,8 @@ class TestWhatItShows:
         assert found.at_end
         assert found.peak.total > 7 * found.peak.weights
         assert found.fitting == ["H200", "B200"]
-        assert found.finding.startswith("Llama 7B takes 100.8 GiB to train, 8 × its weights")
-        assert "only H200 and B200 have it" in found.finding
+        assert found.finding.startswith("Llama 7B trains in 100.8 GiB, 8 × its weights")
+        assert "only H200 and B200 have that much" in found.finding
 
     def test_ddp_helps_no_rank(self):
         one, eight = budget(), budget(ranks=8)
@@ -337,9 +337,11 @@ class TestWhatItShows:
 
     def test_parts_differ_by_more_than_colour(self):
         words = [element.text for element in ET.fromstring(MemoryBudget().svg()).iter() if element.tag.endswith("text")]
-        assert {"weights 12.6 GiB", "gradients 12.6 GiB", "activations 9.54 GiB", "other 1.15 GiB"} <= set(words)
-        assert words.count("optimizer state 75.3 GiB") == 2  # where there is room, in the two bars
+        assert {"weights", "gradients", "activations", "communication", "other", "9.54 GiB", "75.3 GiB"} <= set(words)
+        assert words.count("optimizer state") == 3  # in the legend, and where there is room, in the two bars
         assert ">logits 875 MiB, " in MemoryBudget().svg()  # of the others, where the pointer rests
+        assert ">scale × 4<" in MemoryBudget(ranks=8, parallel="fsdp").svg()
+        assert ">scale ×" not in MemoryBudget(ranks=8).svg()
 
     @pytest.mark.parametrize(
         ("parallel", "words"),
@@ -403,7 +405,7 @@ class TestTouched:
         assert (grip.get("data-drag"), low) == ("batch", 1)
         assert low < high <= 1024
         knob = list(grip.iter())[-1]
-        x = float(knob.get("x"))  # it hides nothing of the bar
+        x = float(knob.get("cx"))
         unit = (picture.RIGHT - picture.LEFT) / axis(sim.result.peak.total)
         assert x == pytest.approx(picture.LEFT + sim.result.moments[0].total * unit, abs=0.1)
         there = low + (x - start) / (end - start) * (high - low)

@@ -35,17 +35,17 @@ class Allocator(Simulator[Memory]):
         _state(
             "Free, out of reach",
             EXAMPLES["fragmentation"],
-            "76 MiB are free, and 60 do not fit. Why? Free a block with a click, and allocate 60MiB again.",
+            "76 MiB are free, and 60 do not fit. Click blocks to free them: which must go before + 60 MiB fits?",
         ),
         _state(
             "empty_cache?",
             EXAMPLES["fragmentation"].replace("d=", "empty_cache; d="),
-            "Why does emptying the cache give nothing back? Click b and c to free them, then empty it again.",
+            "Click b to free it, then empty_cache: does it give anything back? And when c is gone as well?",
         ),
         _state(
             "Expandable",
             EXAMPLES["fragmentation"],
-            "The same program, one environment variable. Go one step back: what does the segment do for d?",
+            "The same program with one setting. Lower the GPU memory: below how many MiB does d fail, and why?",
             expandable=True,
         ),
     )

@@ -41,7 +41,6 @@ from ..base.scene import (
     small,
 )
 from ..base.touch import Grip, after, carried, clickable, command, draggable, grasp, named
-from ..base.words import percent
 from .model import Piece, Segment
 from .result import Memory, mib
 
@@ -51,7 +50,7 @@ ASKED, LENS, LENS_HEIGHT = 199.0, 243.0, 22.0
 COUNTS, CHART_LEFT, CHART_HEIGHT = 288.0, 500.0, 84.0
 FOOT = COUNTS + CHART_HEIGHT + 26
 LETTER = 0.61 * SMALL  # of a program
-SIZES = ("1MiB", "8MiB", "12MiB", "24MiB", "60MiB")  # to be dropped into the memory
+SIZES = (1, 8, 12, 24, 60)  # MiB, to be dropped into the memory
 
 
 def draw(result: Memory) -> Picture:
@@ -88,9 +87,9 @@ def _palette(result: Memory) -> list[str]:
     names = (*ascii_lowercase, *(f"t{number}" for number in range(len(living))))
     name = next(name for name in names if name not in living)
     body, x = [note(MARGIN, PALETTE, "allocate")], LABELS
-    for words in SIZES:
-        drawn, x = chip(x, PALETTE, words, fill=SKY)
-        size = command(drawn, f"Allocate {words}", "script", f"{name}={words}")
+    for number in SIZES:
+        drawn, x = chip(x, PALETTE, f"+ {number} MiB")
+        size = command(drawn, f"Allocate {number} MiB", "script", f"{name}={number}MiB")
         body.append(carried(size, MARGIN, STRIP - 20, END - MARGIN, STRIP_HEIGHT + 40))
     drawn, _ = chip(x + 24, PALETTE, "empty_cache")
     body.append(command(drawn, "Empty the cache", "script", "empty_cache()"))  # the bare word is an example
@@ -109,8 +108,8 @@ def _strip(result: Memory) -> list[str]:
     apart = round_step(result.capacity / MiB / 9)
     last = int(result.capacity / MiB / apart)
     sizes = {mark * apart: f"{mark * apart:g}{' MiB' * (0 < mark < last)}" for mark in range(last + 1)}
-    body += Scale(MARGIN, END, 0, result.capacity / MiB).ticks(STRIP + STRIP_HEIGHT, sizes)
-    return [*body, *_asked(result, unit)]
+    ticks = Scale(MARGIN, END, 0, result.capacity / MiB).ticks(STRIP + STRIP_HEIGHT, sizes)
+    return [*body, *ticks, *_asked(result, unit)]
 
 
 def _above(result: Memory, segment: Segment, x: float, unit: float) -> list[str]:
@@ -121,18 +120,21 @@ def _above(result: Memory, segment: Segment, x: float, unit: float) -> list[str]
         added = end - now.taken * unit
         mark = line(added, STRIP - 20, added, STRIP + STRIP_HEIGHT, width=2, dash="5 3")
         words = small(added - 7, y, "old end of the segment", anchor="end") if added - x > 190 else ""
-        return [mark, words, fitted(added, end - added, y, f"{mib(now.taken)} added", f"+ {mib(now.taken)}")]
+        new = f"{mib(now.taken)} added, in pages of {2 if segment.small else 20} MiB"
+        return [mark, words, fitted(added, end - added, y, new, new.split(",")[0], f"+ {mib(now.taken)}")]
     if result.emptied and names:
         starts = accumulate((piece.nbytes * unit for piece in segment.pieces), initial=x)
-        sides = [
-            (at, at + piece.nbytes * unit) for at, piece in zip(starts, segment.pieces, strict=False) if piece.name
-        ]
+        sides = [(at, at + one.nbytes * unit) for at, one in zip(starts, segment.pieces, strict=False) if one.name]
         left, right = sides[0][0] + 1, sides[-1][1] - 1
         who = " and ".join(names) if len(names) < 4 else f"{len(names)} tensors"
         who += " hold" if names[1:] else " holds"
         bracket = polyline([(left, STRIP - 3), (left, y), (right, y), (right, STRIP - 3)], width=2)
         return [bracket, fitted(x, end - x, y - 5, f"{who} the whole segment", f"{who} it")]
-    words = f"segment of {mib(segment.nbytes)}, {mib(segment.used)} allocated"
+    pairs = zip(result.commands, result.run.moments[1:], strict=False)
+    took = [one.name for one, moment in pairs if moment.taken == segment.nbytes]
+    old = len(took) == 1 and took[0] not in names and not result.expandable
+    whose = f"{took[0]}’s old segment:" if old else "segment of"
+    words = f"{whose} {mib(segment.nbytes)}, {mib(segment.used)} allocated"
     return [fitted(x, end - x, y, words, words.split(",")[0], mib(segment.nbytes), fill=MUTED)]
 
 
@@ -151,22 +153,25 @@ def _asked(result: Memory, unit: float) -> list[str]:
     if not one or not one.nbytes:
         return []
     failed, asked = result.run.now.error, mib(one.nbytes)
-    sign, stroke, size, words = "✓", GREEN, one.nbytes, ""
-    if failed:
-        sign, stroke, size = "✗", VERMILLION, min(failed.shortage.tried, result.capacity)
-        words = "no free piece is as long" + "; a block cannot cross a segment’s border" * (not result.expandable)
-        if failed.shortage.tried != failed.shortage.requested:
-            words = f"it needs a new segment of {mib(failed.shortage.tried)}"
-        elif failed.shortage.tried > result.free:
-            words = f"only {mib(result.free)} are free"
-    x = min(MARGIN + _start(result, "" if failed else one.name) * unit, END - size * unit)
-    border = MARGIN + result.run.now.reserved * unit
-    cut = bool(failed) and x < border < x + size * unit  # by the end of what is reserved
-    inside = fitted(x, border - x if cut else size * unit, ASKED + 15, f"{sign} {asked} asked", sign)
-    inside += line(border, ASKED - 3, border, ASKED + 23, width=3) if cut else ""
-    middle = x + size * unit / 2
-    below = between(MARGIN, END, middle, ASKED + 37, words, size=SMALL, weight="bold") if words else ""
-    return [rect(x, ASKED, size * unit, 20, stroke=stroke, dash="7 4" * bool(failed), edge=2), inside, below]
+    left = MARGIN + _start(result, "" if failed else one.name) * unit
+    if not failed:
+        box = rect(left, ASKED, one.nbytes * unit, 20, stroke=GREEN, edge=2)
+        return [box, fitted(left, one.nbytes * unit, ASKED + 15, f"✓ {asked} asked", "✓")]
+    size, border = min(failed.shortage.tried, result.capacity) * unit, MARGIN + result.run.now.reserved * unit
+    why = f"the segment grows by pages of {20 if one.nbytes > MiB else 2} MiB"
+    words = f"no free piece is as long; {why if result.expandable else 'a block cannot cross a segment’s border'}"
+    if failed.shortage.tried != failed.shortage.requested:
+        words = f"it needs a new segment of {mib(failed.shortage.tried)}"
+    elif failed.shortage.tried > result.free:
+        words = f"only {mib(result.free)} are free"
+    x, words = min(left, END - size), f"✗ {asked} asked: {words}"
+    body = [rect(x, ASKED, size, 20, stroke=VERMILLION, dash="7 4", edge=2)]
+    body.append(between(MARGIN, END, x + size / 2, ASKED + 37, words, size=SMALL, weight="bold"))
+    if x == left and x < border < x + size:  # cut by the end of what is reserved
+        within, beyond = (mib(round(wide / unit)) for wide in (border - x, x + size - border))
+        body += [line(border, ASKED - 3, border, ASKED + 23, width=3), fitted(x, border - x, ASKED + 15, within)]
+        body.append(fitted(border, x + size - border, ASKED + 15, f"{beyond} beyond the border", beyond))
+    return body
 
 
 def _start(result: Memory, name: str) -> int:
@@ -213,33 +218,28 @@ def _piece(piece: Piece, x: float, y: float, high: float, unit: float) -> str:
 
 
 def _counts(result: Memory) -> list[str]:
-    now = result.run.now
+    now, right = result.run.now, CHART_LEFT - 50
     rows = (
-        ("allocated", mib(now.allocated)),
-        ("reserved", mib(now.reserved)),
-        ("free in segments and on the device", mib(result.free)),
-        ("largest request that still fits", mib(result.run.largest)),
-        (
-            "free, but not in the largest piece",
-            f"{mib(result.free - result.run.largest)} = {percent(result.fragmentation)}",
-        ),
+        ("allocated", mib(now.allocated), ""),
+        ("reserved", mib(now.reserved), ""),
+        ("free in segments and on the device", mib(result.free), ""),
+        ("largest request that still fits", mib(result.run.largest), "bold"),
+        ("out of reach of one request", f"{mib(result.free - result.run.largest)} of {mib(result.free)}", ""),
     )
-    told = readouts(MARGIN, CHART_LEFT - 50, COUNTS + 13, rows, apart=20)
     pieces = (piece for segment in result.run.segments for piece in segment.pieces if piece.name)
     rounded = [("rounded up", ORANGE, True)] if any(piece.nbytes > piece.requested for piece in pieces) else []
-    legend = keys(CHART_LEFT - 50, COUNTS - 9, *rounded, ends=True)
+    legend, told = keys(right, COUNTS - 9, *rounded, ends=True), readouts(MARGIN, right, COUNTS + 13, rows, apart=20)
     return [note(MARGIN, COUNTS - 9, "counts (virtual)"), *legend, *told]
 
 
 def _chart(result: Memory) -> list[str]:
     """Allocated and reserved after each step, against all there is; the present step is dragged."""
     moments, last = result.run.moments, len(result.commands)
-    plot = Plot(Scale(CHART_LEFT, END, 0, last + 1), Scale(COUNTS + CHART_HEIGHT, COUNTS, 0, result.capacity))
+    plot = Plot(Scale(CHART_LEFT, END, 0, last + 1), Scale(COUNTS + CHART_HEIGHT, COUNTS, 0, 1.15 * result.capacity))
     steps = [place for place in range(last + 1) if place % max(1, round(round_step((last + 1) / 8))) == 0]
     ends = [(place, moment, end) for place, moment in enumerate(moments) for end in (0, 1)]
     allocated = [plot.at(place + end, moment.allocated) for place, moment, end in ends]
     body = [
-        plot.frame(),
         *plot.levels({0: "0", result.capacity: f"{result.capacity / MiB:g}"}),
         *(note(plot.x.at(s + 0.5), plot.y.start + 17, str(s) if s else "step 0", anchor="middle") for s in steps),
         line_key(CHART_LEFT, COUNTS - 9, "reserved", width=3),

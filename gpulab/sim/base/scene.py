@@ -152,13 +152,12 @@ def chip(
     return Chip(frame + small(x + wide / 2, base, words, anchor="middle", weight=weight, fill=ink), x + wide + 6)
 
 
-def readouts(left: float, right: float, base: float, rows: Iterable[tuple[str, str]], *, apart: float) -> list[str]:
-    """Names and their values, one under another; what has no name goes on with the row above it."""
+def readouts(x: float, end: float, base: float, rows: Iterable[tuple[str, str, str]], *, apart: float) -> list[str]:
+    """Names and their values with their weight, one under another."""
     body = []
-    for row, (name, value) in enumerate(rows):
+    for row, (name, value, weight) in enumerate(rows):
         y = base + row * apart
-        body += [text(left, y, name)] if name else []
-        body += [text(right, y, value, anchor="end", weight="bold" if name else "")] if value else []
+        body += [text(x, y, name, weight=weight), text(end, y, value, anchor="end", weight=weight)]
     return body
 
 

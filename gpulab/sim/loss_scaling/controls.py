@@ -25,17 +25,9 @@ class LossScaling(Simulator[Run]):
     )
     primary = ("scale_power", "step", "bad_batches")
     states = (
-        _state(
-            "Begin high",
-            16,
-            STEPS,
-            0,
-            "65,536 is too large, and one step is lost. Click the orange mark at step 1: which gradients are inf?",
-        ),
-        _state(
-            "Begin at 1", 0, STEPS, 0, "Doubling every 2,000 steps gets nowhere. Which first scale fits? Drag the dot."
-        ),
-        _state("Bad batches", 16, 1900, 200, "2 batches in 100 are NaN at any scale. Drag the step: when is all lost?"),
+        _state("Begin high", 16, STEPS, 0, "Three steps are skipped. Move the first scale up to 24: how many then?"),
+        _state("Begin at 1", 0, STEPS, 0, "More settings: with which growth interval does the scale fit in time?"),
+        _state("Bad batches", 16, 1900, 200, "200 in 10,000 batches are NaN. Drag the step back: when is half lost?"),
     )
     model = staticmethod(simulate)
     draw = staticmethod(draw)

@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 from ..base.floats import FP16, FP32
 from ..base.simulator import Result, Row
-from ..base.words import percent
+from ..base.words import count, percent
 
 STEPS = 5000
 VIRTUAL = "virtual: toy gradients"
@@ -123,16 +123,17 @@ class Run(Result):
         first, last = self.scale_in(1), self.scale_in(STEPS + 1)
         way = "The scale comes back to where it began"
         if last < first:
-            times = round(math.log2(first / last))
-            halved = {1: "once", 2: "twice"}.get(times, f"{times} times")
-            way = "Bad batches halve the scale" if self.bad else f"Halved {halved}, nothing overflows"
+            lost = f"{size(first)} is too large, {count(len(self.skipped), 'step')} skipped"
+            way = "Bad batches halve the scale" if self.bad else lost
         elif last > first:
             slow = not self.skipped and math.log2(last) < self.floor(0.01)
             way = "The scale rises too slowly" if slow else "The scale rises until it fits"
         plain, scaled = (part(self.shares(scale).zero) for scale in (1.0, self.scale))
-        when = f"by step {self.step:,}, " if self.step < STEPS else ""
-        compared = "as without scaling" if plain == scaled else f"instead of {plain}"
-        return f"{way}: {when}{scaled} of gradients become 0, {compared}"
+        when = f" by step {self.step:,}" if self.step < STEPS else ""
+        if scaled == "100%":
+            return f"{way}:{when} every gradient is 0"
+        compared = "as without scaling" if plain == scaled else f"not {plain}"
+        return f"{way}:{when}{',' * bool(when)} {scaled} of gradients become 0, {compared}"
 
     @property
     def happened(self) -> str:

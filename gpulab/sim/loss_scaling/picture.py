@@ -13,7 +13,7 @@ from ..base.touch import Grip, clickable, draggable, grasp
 from .model import STEPS, TO_INF, TO_NORMAL, TO_ZERO, Run, part, power_of_two, size
 
 LEFT, RIGHT = MARGIN, END
-LOW, HIGH = -64, 28  # the powers of two that the upper picture shows
+LOW, HIGH = -72, 28  # the powers of two that the upper picture shows
 POWERS = Scale(LEFT, RIGHT, LOW, HIGH)
 BARS_TOP, AXIS = 92.0, 196.0
 RUN_HIGH, RUN_LOW, RUN_LEFT, RUN_RIGHT = 268.0, 402.0, 90.0, 660.0
@@ -36,18 +36,19 @@ def _zones(run: Run) -> list[str]:
     ):
         x, wide = POWERS.at(low), POWERS.at(high) - POWERS.at(low)
         middle = x + wide / 2 + 7
-        if fill == VERMILLION:
-            body.append(rect(x, 22, wide, AXIS - 22, fill=RULE, opacity=0.3))
-        body.append(rect(x, 22, wide, AXIS - 22, stroke=MUTED))
-        body.append(bar(middle - length(name) / 2 - 13, 31, 10, 10, fill=fill))
-        body.append(text(middle, 40, name, anchor="middle"))
-        body.append(text(middle, 58, part(share), anchor="middle", weight="bold"))
+        body.append(
+            rect(x, 22, wide, AXIS - 22, fill=RULE if fill == VERMILLION else "none", stroke=MUTED, opacity=0.3)
+        )
+        body.append(bar(middle - length(name, SMALL) / 2 - 14, 28, 11, 11, fill=fill, hatched=name == "inf"))
+        body.append(small(middle, 38, name, anchor="middle"))
+        body.append(text(middle, 55, part(share), anchor="middle", weight="bold"))
+        body.append(note(middle, 70, "fewer bits", anchor="middle") if fill == ORANGE else "")
     marks = {power: power_of_two(round(power)) for power in (-56, -40, TO_ZERO, TO_NORMAL)}
     return [*body, *POWERS.ticks(AXIS, marks | {0: "1", TO_INF: "65,504"})]
 
 
 def _gradients(run: Run) -> list[str]:
-    shift = round(math.log2(run.scale))
+    shift, width = round(math.log2(run.scale)), POWERS.at(LOW + 1) - POWERS.at(LOW)
     powers = range(LOW, HIGH)
     scaled = [run.below(power + 1, run.scale) - run.below(power, run.scale) for power in powers]
     plain = [run.below(power + 1) - run.below(power) for power in powers]
@@ -56,12 +57,11 @@ def _gradients(run: Run) -> list[str]:
     body = [note(LEFT, 12, f"sizes of the gradients in step {run.step:,}, scaled by {size(run.scale)} (virtual)")]
     words = f"without scaling: {part(run.shares(1.0).zero)} become 0"
     body.append(line_key(RIGHT - length(words, SMALL) - 24, 12, words, dash="4 3"))
-    width = POWERS.at(LOW + 1) - POWERS.at(LOW)
     for power, share in zip(powers, scaled, strict=True):
         fill = SKY if TO_NORMAL <= power < TO_INF - 1 else ORANGE if TO_ZERO <= power < TO_NORMAL else VERMILLION
         high = share * unit
         if high >= 0.5:
-            body.append(bar(POWERS.at(power), AXIS - high, width, high, fill=fill))
+            body.append(bar(POWERS.at(power), AXIS - high, width, high, fill=fill, hatched=power >= TO_INF - 1))
     outline = [(POWERS.at(power + 0.5), AXIS - share * unit) for power, share in zip(powers, plain, strict=True)]
     body.append(polyline([(x, y) for x, y in outline if y <= AXIS - 0.5], width=2, dash="5 3"))
     return [*body, *_shift(run, shift), *_largest(run, shift)]
@@ -71,7 +71,7 @@ def _shift(run: Run, shift: int) -> list[str]:
     """An arrow from where the gradients are to where the scale takes them. Its end is dragged: that is the scale to
     begin with, so step 1 is looked at."""
     x1, x2, y = POWERS.at(run.centre), POWERS.at(run.centre + shift), BARS_TOP - 8
-    words, way = f"× {size(run.scale)}", 1 if x2 >= x1 else -1
+    words, way = f"all × {size(run.scale)}", 1 if x2 >= x1 else -1
     clipped = not LOW <= run.centre + shift <= HIGH
     middle = x2 + way * (length(words) / 2 + 12)
     under = not LEFT + length(words) / 2 <= middle <= RIGHT - length(words) / 2
@@ -103,8 +103,7 @@ def _scales(run: Run) -> list[str]:
         *_corridor(down(run.ceiling), down(run.floor(0.01))),
         note(RUN_LEFT - 9, RUN_HIGH - 13, "scale", anchor="end"),
         small(RUN_LEFT, RUN_HIGH - 13, f"step {run.step:,}: {run.happened}"),
-        note(RUN_LEFT - 9, RUN_LOW + 24, "skipped", anchor="end"),
-        note(RUN_LEFT - 9, RUN_LOW + 42, "step", anchor="end"),
+        *(note(RUN_LEFT - 9, RUN_LOW + y, name, anchor="end") for y, name in ((24, "skipped"), (42, "step"))),
     ]
     every = 2 ** math.ceil(math.log2((high - low) / 7))
     for power in range(every * math.ceil(low / every), high + 1, every):
@@ -119,7 +118,7 @@ def _scales(run: Run) -> list[str]:
     body.append(f'<path d="{path}" stroke="{VERMILLION}" stroke-width="2" fill="none"/>' if path else "")
     body += [dot(x, top, 5, fill=VERMILLION) for x, top in tops.items() if few]
     body += [] if columns else [note(RUN_LEFT, RUN_LOW + 24, "none")]
-    body += _told(run, plot) if len(run.changes) <= 10 else []
+    body += _told(run, plot) if len(run.changes) <= 10 else _fallen(run, plot)
     x, y = plot.at(run.step, math.log2(run.scale))
     cursor = grasp(RUN_LEFT, RUN_HIGH, RUN_RIGHT - RUN_LEFT, RUN_LOW - RUN_HIGH + 10)
     cursor += line(x, RUN_HIGH, x, RUN_LOW + 10, dash="2 2") + diamond(x, y)
@@ -135,12 +134,20 @@ def _told(run: Run, plot: Plot) -> list[str]:
     first = f"{first}: inf, skipped, halved" if 1 in run.skipped else f"begins at {first}"
     again = next((step for step in run.skipped if step > 1 and run.scale_in(step) > run.scale_in(step - 1)), 0)
     body, end = [], 0.0
-    for step, words in ((1, first), (again, "doubled: inf, halved again")):
+    for step, words in ((1, first), (again, f"every {run.growth_interval:,} good steps: doubled, inf, halved")):
         x, y = plot.at(step, math.log2(run.scale_in(step)))
         if step and end < x < RUN_RIGHT - 8 - length(words, SMALL):
             body.append(small(x + 8, max(y - 9, plot.y.end + 14), words, halo=True))
             end = x + 8 + length(words, SMALL)
     return body
+
+
+def _fallen(run: Run, plot: Plot) -> list[str]:
+    """What moves the scale, where bad batches have taken it down so far that the words have room."""
+    words = "each bad batch halves the scale,", f"{run.growth_interval:,} good ones double it"
+    low = run.bad and plot.y.at(math.log2(run.scale_in(STEPS // 2))) > plot.y.end + 54
+    drawn = (small(plot.x.end - 8, plot.y.end + 28 + 18 * row, one, anchor="end") for row, one in enumerate(words))
+    return [*drawn] if low else []
 
 
 def _corridor(ceiling: float, floor: float) -> list[str]:
@@ -149,7 +156,8 @@ def _corridor(ceiling: float, floor: float) -> list[str]:
     body = [rect(RUN_LEFT, RUN_HIGH, wide, RUN_LOW - RUN_HIGH, stroke=MUTED)]
     body.append(rect(RUN_LEFT, RUN_HIGH, wide, ceiling - RUN_HIGH, fill=RULE, opacity=0.3))
     body.append(rect(RUN_LEFT, floor, wide, RUN_LOW - floor, fill=RULE, opacity=0.3))
-    names = {"too large: inf": (RUN_HIGH + ceiling) / 2, "too small: over 1% are 0": (floor + RUN_LOW) / 2}
+    names = {"too large: inf": (RUN_HIGH + ceiling) / 2} if ceiling - RUN_HIGH > 14 else {}
+    names["too small: over 1% are 0"] = (floor + RUN_LOW) / 2
     if floor > ceiling:
         body.append(rect(RUN_LEFT, ceiling, wide, floor - ceiling, fill=GREEN, opacity=0.5))
         names["the scales that fit"] = (ceiling + floor) / 2
@@ -167,10 +175,6 @@ def _corners(run: Run) -> list[tuple[int, float]]:
     found: list[tuple[int, float]] = []
     for start, group in groupby(changes, lambda change: change[0] // 20):
         seen = [power for _, power in group]
-        found += [
-            (20 * start, seen[0]),
-            (20 * start + 6, max(seen)),
-            (20 * start + 12, min(seen)),
-            (20 * start + 18, seen[-1]),
-        ]
+        some = seen[0], max(seen), min(seen), seen[-1]
+        found += [(20 * start + 6 * place, power) for place, power in enumerate(some)]
     return [*found, (STEPS, changes[-1][1])]

@@ -34,16 +34,14 @@ class MemoryBudget(Simulator[Budget]):
     primary = ("model", "batch", "ranks")
     states = (
         _state(
-            "One GPU", 1, "ddp", "12.6 GiB of weights: what else fills an 80 GB GPU? Pull the bar’s end: what grows?"
+            "One GPU", 1, "ddp", "Pull the blue dot: which parts grow? From which batch on is the upper bar longer?"
         ),
-        _state(
-            "8 ranks, DDP", 8, "ddp", "Eight GPUs, eight copies: what is new in the bar? Click ZeRO-1: who has less?"
-        ),
+        _state("8 ranks, DDP", 8, "ddp", "What did DDP add to the bar? Click ZeRO-1: which part shrinks?"),
         _state(
             "8 ranks, FSDP",
             8,
             "fsdp",
-            "The same eight share weights, gradients and state. The rest grows with the batch: pull the bar’s end.",
+            "Eight ranks share the model’s states. Take 64 ranks: which parts do not shrink?",
         ),
     )
     model = staticmethod(simulate)

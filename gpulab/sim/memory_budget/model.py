@@ -76,22 +76,23 @@ class Budget(Result):
     def finding(self) -> str:
         peak, ranks = self.peak, self.job.ranks
         if ranks == 1:
-            found = f"{self.job.needs.words} takes {amount(peak.total)} to train"
+            found = f"{self.job.needs.words} trains in {amount(peak.total)}"
             return f"{found}, {peak.total / peak.weights:,.2g} × its weights; {self._who}"
-        how = "DDP shards nothing:" if self.job.parallel == "ddp" else f"With {PARALLEL_WORDS[self.job.parallel]},"
-        return f"{how} {ranks:,} ranks need {amount(peak.total)} each; {self._who}"
+        how = f"With {PARALLEL_WORDS[self.job.parallel]}, each of {ranks:,} ranks needs"
+        how = "DDP shards nothing: a rank needs" if self.job.parallel == "ddp" else how
+        return f"{how} {amount(peak.total)}; {self._who}"
 
     @property
     def _who(self) -> str:
         names = self.fitting
         if not names:
-            return "no GPU here has it"
+            return "no GPU here has that much"
         if len(names) == len(self.fits):
-            return "every GPU here has it"
+            return "every GPU here has that much"
         if len(names) == 1:
-            return f"only {names[0]} has it"
+            return f"only {names[0]} has that much"
         if len(names) == 2:
-            return f"only {names[0]} and {names[1]} have it"
+            return f"only {names[0]} and {names[1]} have that much"
         least = next(fit for fit in self.fits if fit.answer != "no")  # they are in the order of their memory
         return f"{article(names[0])} {'has just enough' if least.answer == 'tight' else 'is enough'}"
 

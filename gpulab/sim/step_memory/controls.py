@@ -27,17 +27,17 @@ class StepMemory(Simulator[Step]):
         State(
             "Four segments",
             {"segments": 4, "again": False},
-            "Three of the four are computed again: three more humps. Which bar on the right keeps least? Click it.",
+            "The GPU has 6 GiB: which number of segments fits for the least compute? Click the bars.",
         ),
         State(
             "Keep everything",
             {"segments": 1, "again": False},
-            "Without checkpointing every layer keeps its inside. When is the memory fullest? Drag the line there.",
+            "Without checkpointing every layer keeps its inside. How many layers fit into 8 GiB? Drag “Layers”.",
         ),
         State(
             "One segment too many",
             {"segments": 13, "again": False},
-            "24 layers do not divide by 13: the last segment gets the rest. Click bar 12: how much lower is the peak?",
+            "24 layers do not divide by 13. Go on to more segments: from which number is the peak below 6 GiB?",
         ),
     )
     model = staticmethod(simulate)

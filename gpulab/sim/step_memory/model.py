@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from ..base.simulator import Limit, Result, Row
@@ -140,12 +140,6 @@ class Step(Result):
         """The number of segments that keeps the least, the fewest of them."""
         return min(range(1, self.sizes.layers + 1), key=lambda number: kept(self.sizes, number))
 
-    @cached_property
-    def jump(self) -> int | None:
-        """The number of segments that keeps most beyond what one segment less keeps; None if none does."""
-        worst = max(range(1, self.sizes.layers + 1), key=lambda number: rise(self.sizes, number))
-        return worst if rise(self.sizes, worst) > 0 else None
-
     @property
     def finding(self) -> str:
         number, peak, plain = len(self.segments), size(self.peak.total), size(self.plain_peak)
@@ -155,7 +149,7 @@ class Step(Result):
         if not self.again[-1] and rise(self.sizes, number) > 0:
             layers, fewer = self.sizes.layers, size(peak_with(self.sizes, number - 1))
             if fewer != peak:
-                last = f"the last keeps {in_last(layers, number)} of {layers} layers"
+                last = f"segment {number} keeps {in_last(layers, number)} layers"
                 return f"{number} segments peak at {peak}, {number - 1} at {fewer}: {last}"
         if not self.again[-1]:
             saved = f"is {peak} instead of {plain}, for {compute}" if peak != plain else f"stays {peak}"
@@ -258,6 +252,7 @@ def simulate(
     return Step(sizes, cuts, recomputed, moments, *state, moment)
 
 
+@lru_cache(maxsize=256)
 def peak_with(sizes: Sizes, segments: int) -> int:
     """Bytes at the peak with so many segments, the last of them not computed again."""
     moments, _ = _run(sizes, cut(sizes.layers, segments), (*[True] * (segments - 1), False), 0)

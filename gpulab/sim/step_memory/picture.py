@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from virtualgpu.pictures.palette import MEMORY
-from virtualgpu.pictures.style import EDGE, INK, MUTED, PAPER, PURPLE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.style import EDGE, INK, MUTED, PAPER, PURPLE, RULE, SKY
 from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
     Live,
     Picture,
+    boxes,
     dot,
     hatch,
     key,
+    length,
     line,
     num,
-    polyline,
     rect,
     shape,
     text,
@@ -28,13 +29,13 @@ from ..base.lanes import Axis, Stretch, blocks, cursor, playhead, round_step
 from ..base.scene import END, Plot, Scale, between, fitted, keys, note, picture, pointer, small
 from ..base.touch import draggable, grasp
 from ..base.words import count, duration, percent, size
-from .model import CATEGORIES, FRAMES, Step, in_last, kept, now_alive, since
+from .model import CATEGORIES, FRAMES, Step, kept, now_alive, peak_with, since
 
 STRIP, STRIP_HIGH = 26.0, 38.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 590.0, 128.0, 356.0  # of the curve
 LANE, HIGH = BOTTOM + 6, 17.0  # of the passes, and of what is computed again below them
 PANEL = 634.0
-BASE, BARS = BOTTOM + 14, 58.0  # of the bars in the panel
+BASE, BARS = 400.0, 76.0  # of the bars in the panel
 GIB = 2**30
 COLUMNS = 220  # of the curve at most
 Column = tuple[float, tuple[int, ...]]  # where it ends, and its bytes by category
@@ -62,7 +63,7 @@ def _layers(step: Step) -> list[str]:
     gap = 6.0 if len(step.segments) < 30 else 2.0
     wide = (END - MARGIN - 8 - gap * len(step.segments)) / step.sizes.layers
     thin = min(6.0, wide / 3)
-    x = MARGIN
+    x, spans, last = MARGIN, list[tuple[float, float, str, str]](), len(step.segments)
     for layers, again in zip(step.segments, step.again, strict=True):
         start = x
         for layer in layers:
@@ -72,19 +73,21 @@ def _layers(step: Step) -> list[str]:
             fill = PURPLE if interior and step.sizes.interior > step.sizes.boundary else fill
             found.append(rect(x, STRIP, wide, STRIP_HIGH, fill=fill, stroke=edge))
             found.append(hatch(x, STRIP, wide, STRIP_HIGH, stroke=RULE) if stage == "forward" else "")
-            if has_input:
-                found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=SKY, stroke=EDGE))
-            if layer == now.layer:
-                found.append(_pointer(x + wide / 2, now.kind))
+            found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=SKY, stroke=EDGE) if has_input else "")
+            found.append(_pointer(x + wide / 2, now.kind) if layer == now.layer else "")
             x += wide
         found.append(line(start + 1, STRIP + STRIP_HIGH + 7, x - 1, STRIP + STRIP_HIGH + 7, stroke=MUTED, width=2))
         ends = f"{layers[0] + 1}–{layers[-1] + 1}" if len(layers) > 1 else f"{layers[0] + 1}"
         done = all(stages.get(layer) == "backward" and not step.state[layer].interior for layer in layers)
         what = "done" if done else "computed again" if again else "kept"
-        found.append(fitted(start, x - start, STRIP + STRIP_HIGH + 24, f"{ends}: {what}", ends, fill=MUTED))
+        spans.append((start, x - start, f"{ends}: {what}", ends))
         x += gap
-    if step.state[-1].input:
-        found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=SKY, stroke=EDGE))
+    if length(spans[0][2], SMALL) + 6 > spans[0][1]:  # no room for each: all but the last are named as one
+        (start, room, kept_last, _), each = spans[-1], count(len(step.segments[0]), "layer")
+        spans = [(MARGIN, start - MARGIN, f"segments 1 … {last - 1}: {each} each", f"1 … {last - 1}")]
+        spans.append((start, room, f"segment {last}: layers {kept_last}", f"segment {last}"))
+    found += [fitted(start, room, STRIP + STRIP_HIGH + 24, *words, fill=MUTED) for start, room, *words in spans]
+    found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=SKY, stroke=EDGE) if step.state[-1].input else "")
     return found
 
 
@@ -125,6 +128,7 @@ def _marks(step: Step, plot: Plot) -> list[str]:
     """The peak, the peak without checkpointing, and the moment that is looked at."""
     x, y = plot.at(step.peak.start + step.peak.seconds / 2, step.peak.total / GIB)
     plain, peak = plot.y.at(step.plain_peak / GIB), f"peak {size(step.peak.total)}"
+    peak += ": optimizer step" if step.peak.kind == "optimizer" else ""
     # it moves with the slider, also within a layer's pass
     now = cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, LANE + HIGH + 16)
     found = [now, dot(x, y, 4, fill=INK), between(LEFT, RIGHT, x, y - 12, peak, weight="bold")]
@@ -132,7 +136,18 @@ def _marks(step: Step, plot: Plot) -> list[str]:
         without = f"without checkpointing {size(step.plain_peak)}"
         found.append(line(LEFT, plain, RIGHT, plain, stroke=INK, width=1.5, dash="6 4"))
         found.append(small(RIGHT - 4, plain - 6, without, anchor="end", halo=True))
-    return found
+    return [*found, *_stepping(step, plot, x + length(peak, bold=True) / 2, plain)]
+
+
+def _stepping(step: Step, plot: Plot, taken: float, plain: float) -> list[str]:
+    """What the last block of the curve is, above all that lies below the words, if `taken` and `plain` leave room."""
+    words, last = "optimizer step: temporaries", step.moments[-1]
+    x, left = RIGHT - _axis(step).seen(last.seconds) / 2, RIGHT - length(words, SMALL) - 8
+    most = max(moment.total for moment in step.moments if _axis(step).x(moment.start + moment.seconds) > left)
+    y = plot.y.at((step.peak.total if taken > left else most) / GIB) - 34
+    if not last.temporary or taken > RIGHT - 10 or plain > y - 14:
+        return []
+    return [line(x, y + 4, x, plot.y.at(last.total / GIB)), small(RIGHT, y, words, anchor="end", halo=True)]
 
 
 def _runs(step: Step, *kinds: str) -> list[Stretch]:
@@ -142,7 +157,7 @@ def _runs(step: Step, *kinds: str) -> list[Stretch]:
 
 
 def _phases(step: Step) -> list[str]:
-    """Lanes under the curve: the passes, and what is computed again, with a pale band up through its hump."""
+    """Lanes under the curve: the passes, and what is computed again."""
     axis, again, low, y = _axis(step), _runs(step, "recompute"), LANE + HIGH + 3, BOTTOM + 58
     found = [note(RIGHT, y, duration(step.seconds), anchor="end")]
     for name, fill, runs in (
@@ -153,14 +168,12 @@ def _phases(step: Step) -> list[str]:
         found += [fitted(axis.x(start), axis.seen(end - start), LANE + 13, name) for start, end in runs]
     if not again:
         return [*found, small(LEFT, y, "Every layer keeps its inside until its backward pass.")]
-    found += [small(LEFT - 7, low + 12, "again", anchor="end"), blocks(axis, again, low, 13, fill=INK)]
-    for start, end in again if len(again) <= 12 else ():
-        found.append(rect(axis.x(start), TOP, axis.seen(end - start), low - TOP, fill=INK, opacity=0.12))
+    found.append(blocks(axis, again, low, 13, fill=INK))
     words = f"{step.recomputed} of {step.sizes.layers} layers are computed again: {percent(step.extra)} more compute"
     why = "The last segment stays, as backward begins with it and needs it at once."
     if step.again[-1]:
         why = "The last segment goes and comes back at once: backward begins with it."
-    return [*found, small(LEFT, y, words), note(LEFT, y + 19, why)]
+    return [*found, key(LEFT, y, words, fill=INK), note(LEFT, y + 19, why)]
 
 
 def _now(step: Step) -> list[str]:
@@ -178,36 +191,25 @@ def _now(step: Step) -> list[str]:
 
 
 def _choice(step: Step) -> list[str]:
-    """What each number of segments keeps, the chosen one filled, the best one and the largest rise marked."""
-    sizes, layers, chosen = step.sizes, step.sizes.layers, len(step.segments)
-    most, bars = kept(sizes, 1) / GIB, _bars(step)
-    plot = Plot(Scale(PANEL, END, 0, 1), Scale(BASE, BASE - BARS, 0, most))
-    pitch = bars.at(2) - bars.at(1)
+    """The peak with each number of segments, and of it the activations; the chosen one is filled."""
+    layers, chosen, bars = step.sizes.layers, len(step.segments), _bars(step)
+    peaks = {number: peak_with(step.sizes, number) / GIB for number in range(1, layers + 1)}
+    activations = {number: kept(step.sizes, number) / GIB for number in peaks}
+    plot = Plot(Scale(PANEL, END, 0, 1), Scale(BASE, BASE - BARS, 0, max(peaks.values())))
+    pitch, top = bars.at(2) - bars.at(1), BASE - BARS
     wide = min(pitch - (1 if pitch > 3 else 0), 40)
-    found = [note(PANEL, plot.y.end - 16, "activations kept, GiB"), *plot.levels({0: "0", most: f"{most:.3g}"})]
-
-    def place(number: int) -> tuple[float, float]:
-        """The middle of a bar's upper edge."""
-        return bars.at(number), min(BASE - 1.5, plot.y.at(kept(sizes, number) / GIB))
-
-    for number in range(1, sizes.layers + 1):
-        (x, y), picked = place(number), number == chosen
-        fill, edge = (INK, INK) if picked else (RULE, "")
-        found.append(rect(x - wide / 2, y, wide, BASE - y, fill=fill, stroke=edge))
-    x, y = place(step.best)
-    found.append(pointer(x, y - 3, half=5, high=9))
-    if step.jump and chosen in (step.jump - 1, step.jump):
-        (before, low), (x, y) = place(step.jump - 1), place(step.jump)
-        found.append(polyline([(before, low - 3), (before, y - 3), (x, y - 3)], stroke=VERMILLION, width=2.5))
-        words = f"{step.jump - 1} → {step.jump}"
-        found.append(between(PANEL, END, x, max(y - 8, plot.y.end - 4), words, size=SMALL))
-    found += [note(PANEL, BASE + 17, "1"), note(END, BASE + 17, count(layers, "segment"), anchor="end")]
-    found.append(note(END, BASE + 39, "more compute", anchor="end"))
-    for row, (words, number) in enumerate((("now", chosen), ("▼ least,", step.best))):
-        y, price = BASE + 58 + 19 * row, step.extra if number == chosen else (1 - in_last(layers, number) / layers) / 3
-        found.append(small(PANEL, y, f"{words} {number}: {size(kept(sizes, number))}", weight="" if row else "bold"))
-        found.append(note(END, y, f"+{percent(price)}", anchor="end"))
-    return found
+    found = plot.levels({0: "0", plot.y.high: f"{plot.y.high:.3g}"})
+    found += [note(PANEL, top - 28, "peak, GiB"), key(PANEL + 76, top - 28, "activations", fill=PURPLE)]
+    for values, fill in ((peaks, RULE), (activations, PURPLE)):
+        sides = ((bars.at(number) - wide / 2, plot.y.at(value)) for number, value in values.items())
+        found.append(boxes(((x, y, wide, BASE - y) for x, y in sides), fill=fill))
+    x, y = bars.at(chosen), plot.y.at(peaks[chosen])
+    found += [rect(x - wide / 2, y, wide, BASE - y, fill=INK, stroke=INK), line(x, top - 5, x, y)]
+    told = f"{count(chosen, 'segment')}: {size(step.peak.total)}"
+    found.append(between(PANEL, END, x, top - 8, told, size=SMALL, weight="bold"))
+    found += [note(PANEL, BASE + 24, "1"), note(END, BASE + 24, count(layers, "segment"), anchor="end")]
+    found += [pointer(at, tip, half=5, high=-8) for at, tip in ((bars.at(step.best), BASE + 2), (PANEL + 5, BASE + 34))]
+    return [*found, note(PANEL + 16, BASE + 43, f"least activations: {step.best}")]
 
 
 def _bars(step: Step) -> Scale:
@@ -219,5 +221,5 @@ def _bars(step: Step) -> Scale:
 
 def _bars_as_grip(step: Step) -> list[str]:
     """The bars choose the number of segments: that under the pointer."""
-    ground = grasp(PANEL - 4, BASE - BARS - 12, END - PANEL + 8, BARS + 16)
+    ground = grasp(PANEL - 4, BASE - BARS - 20, END - PANEL + 8, BARS + 32)
     return [Live(draggable(ground, "Segments", _bars(step).grip("segments")))] if step.sizes.layers > 1 else []
