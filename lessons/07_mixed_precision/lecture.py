@@ -330,7 +330,7 @@ lost_guess.compare(round(lost, 1), "computed", because=why)
 # %% scaling-simulator-text [markdown]
 # ### See it move
 #
-# The simulator follows `GradScaler` through 5000 steps, with toy gradients.
+# The simulator follows `GradScaler` through 5000 steps, with toy gradients. Drag *Look at step* to the last.
 #
 # 1. Set *First scale* to $2^0$. How much of the gradient is lost? Why does the scaler begin high?
 # 2. Set *First scale* to $2^{24}$. What does it cost to begin far too high?

@@ -106,9 +106,9 @@ class TestByHand:
         assert run.skipped == (1, 2002, 4003)  # then 2000 good steps, and the doubled scale is too large again
         assert scales(run)[2000:2003] == [32768, 65536, 32768]
         assert run.scale_in(STEPS + 1) == 32768
-        assert run.finding == f"In step 1 {run.happened}"
+        assert run.finding == "65,536 is too large: the largest gradient is inf, so step 1 is skipped"
         end = simulate(**DEFAULT | {"step": STEPS})
-        assert end.finding == "65,536 is too large, 3 steps skipped: 0.041% of gradients become 0, not 36%"
+        assert end.finding == "The scale falls until it fits: 0.041% of gradients become 0, not 36%"
         assert run.happened == "the largest gradient is inf: skipped, and the scale halved to 32,768"
 
     def test_the_finding_tells_the_run_and_the_gradients_of_the_step_looked_at(self):
@@ -130,7 +130,7 @@ class TestByHand:
                 {"scale_power": 10, "spread": 1.0},
                 ": 0% of gradients become 0, as without scaling",
             ),
-            ({"scale_power": 18}, "262,144 is too large, 5 steps skipped: 0.041%"),
+            ({"scale_power": 18}, "falls until it fits: 0.041%"),
             ({"bad_batches": 200}, "Bad batches halve the scale: every gradient is 0"),
         ],
     )
@@ -260,14 +260,14 @@ class TestOverTheWholeRange:
 
 class TestPicture:
     def test_the_default_state_makes_the_point(self):
-        sim = LossScaling()
+        sim = LossScaling(step=STEPS)
         assert "0.041% of gradients become 0, not 36%" in sim.picture.title
-        assert ">0.041%<" in sim.svg()  # of the step it opens at: the same as in the title
+        assert ">0.041%<" in sim.svg()  # of the step looked at: the same as in the title
         assert "step 5,000: all gradients are finite" in sim.svg()
         assert "without scaling: 36% become 0" in sim.svg()
-        sim.set(step=1)
+        sim = LossScaling()
         assert "step 1: the largest gradient is inf: skipped, and the scale halved to 32,768" in sim.svg()
-        assert "largest: inf" in sim.svg()
+        assert "largest: 92,682, stored as inf" in sim.svg()
 
     def test_a_step_whose_gradients_are_all_0_is_taken_with_nothing(self):
         bad = LossScaling(**LossScaling.states[2].values)
@@ -275,13 +275,13 @@ class TestPicture:
         assert "all gradients are 0, which is finite: the optimizer steps with nothing" in bad.svg()
         assert "largest: about 2⁻²⁷, stored as 0" in bad.svg()
 
-    def test_a_doubled_scale_that_overflows_is_told(self):
-        assert "every 2,000 good steps: doubled, inf, halved" in LossScaling().svg()
-        assert "65,536: inf, skipped, halved" in LossScaling().svg()
+    def test_skipped_steps_are_marked_on_a_scale_of_single_powers(self):
+        text = LossScaling().svg()
+        assert all(f">{power}<" in text for power in ("2¹³", "2¹⁴", "2¹⁵", "2¹⁶", "2¹⁷", "2¹⁸"))
+        assert "too small" not in text
         none = LossScaling(scale_power=0).svg()
-        assert "doubled: inf" not in none
-        assert ">begins at 1<" in none
         assert ">none<" in none  # skipped
+        assert "too small: over 1% are 0" in none
 
     def test_every_part_of_fp16_is_named_beside_its_colour(self):
         text = LossScaling().svg()
@@ -359,6 +359,7 @@ class TestStates:
     def test_each_makes_its_point(self):
         high, low, bad = (LossScaling(**state.values).result for state in LossScaling.states)
         assert high.finding == LossScaling().result.finding
+        assert high.overflows
         assert high.shares(high.scale_in(STEPS + 1)).zero < 0.001 < high.shares(1.0).zero
         assert not low.skipped
         assert low.shares(low.scale).zero > 0.2

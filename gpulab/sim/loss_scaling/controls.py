@@ -17,7 +17,7 @@ class LossScaling(Simulator[Run]):
 
     controls = (
         Slider("scale_power", "First scale, power of 2", 0, 24, 16),
-        Slider("step", "Look at step", 1, STEPS, STEPS),
+        Slider("step", "Look at step", 1, STEPS, 1),
         Slider("largest_power", "Largest, power of 2", -20.0, 10.0, 0.5, step=0.5),
         Slider("spread", "Spread", 1.0, 10.0, 5.0, unit="powers of two", step=0.5),
         Slider("bad_batches", "Bad batches", 0, 200, 0, unit="in 10,000"),
@@ -25,7 +25,7 @@ class LossScaling(Simulator[Run]):
     )
     primary = ("scale_power", "step", "bad_batches")
     states = (
-        _state("Begin high", 16, STEPS, 0, "Three steps are skipped. Move the first scale up to 24: how many then?"),
+        _state("Begin high", 16, 1, 0, "Drag the step on: what does the scaler do, and how often?"),
         _state("Begin at 1", 0, STEPS, 0, "More settings: with which growth interval does the scale fit in time?"),
         _state("Bad batches", 16, 1900, 200, "200 in 10,000 batches are NaN. Drag the step back: when is half lost?"),
     )

@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 from ..base.floats import FP16, FP32
 from ..base.simulator import Result, Row
-from ..base.words import count, percent
+from ..base.words import percent
 
 STEPS = 5000
 VIRTUAL = "virtual: toy gradients"
@@ -118,13 +118,14 @@ class Run(Result):
     @property
     def finding(self) -> str:
         """What became of the scale, and of the gradients in the step looked at; or why it is skipped."""
+        if self.overflows:
+            return f"{size(self.scale)} is too large: the largest gradient is inf, so step {self.step:,} is skipped"
         if self.step in self.skipped:
             return f"In step {self.step:,} {self.happened}"
         first, last = self.scale_in(1), self.scale_in(STEPS + 1)
         way = "The scale comes back to where it began"
         if last < first:
-            lost = f"{size(first)} is too large, {count(len(self.skipped), 'step')} skipped"
-            way = "Bad batches halve the scale" if self.bad else lost
+            way = "Bad batches halve the scale" if self.bad else "The scale falls until it fits"
         elif last > first:
             slow = not self.skipped and math.log2(last) < self.floor(0.01)
             way = "The scale rises too slowly" if slow else "The scale rises until it fits"

@@ -36,13 +36,12 @@ def _zones(run: Run) -> list[str]:
     ):
         x, wide = POWERS.at(low), POWERS.at(high) - POWERS.at(low)
         middle = x + wide / 2 + 7
-        body.append(
-            rect(x, 22, wide, AXIS - 22, fill=RULE if fill == VERMILLION else "none", stroke=MUTED, opacity=0.3)
-        )
+        ground = "none" if fill != VERMILLION else VERMILLION if name == "inf" and run.overflows else RULE
+        body.append(rect(x, 22, wide, AXIS - 22, fill=ground, stroke=MUTED, opacity=0.3))
         body.append(bar(middle - length(name, SMALL) / 2 - 14, 28, 11, 11, fill=fill, hatched=name == "inf"))
         body.append(small(middle, 38, name, anchor="middle"))
-        body.append(text(middle, 55, part(share), anchor="middle", weight="bold"))
-        body.append(note(middle, 70, "fewer bits", anchor="middle") if fill == ORANGE else "")
+        body.append(text(middle - 7, 55, part(share), anchor="middle", weight="bold"))
+        body.append(note(middle - 7, 70, "fewer bits", anchor="middle") if fill == ORANGE else "")
     marks = {power: power_of_two(round(power)) for power in (-56, -40, TO_ZERO, TO_NORMAL)}
     return [*body, *POWERS.ticks(AXIS, marks | {0: "1", TO_INF: "65,504"})]
 
@@ -88,15 +87,17 @@ def _shift(run: Run, shift: int) -> list[str]:
 def _largest(run: Run, shift: int) -> list[str]:
     power = run.largest_power + shift
     x = min(max(POWERS.at(power), LEFT + 7), RIGHT - 7)
-    largest = f"about {power_of_two(math.ceil(power))}, stored as 0" if run.largest == "0" else run.largest
-    words = between(LEFT + 150, RIGHT, x, AXIS + 36, f"largest: {largest}", size=SMALL)
-    return [pointer(x, AXIS - 1, high=12), words, note(LEFT, AXIS + 36, "size of a gradient")]
+    lost = {"0": f"about {power_of_two(math.ceil(power))}, stored as 0", "inf": f"{2**power:,.0f}, stored as inf"}
+    fill, half, weight = (VERMILLION, 8, "bold") if run.overflows else (INK, 6, "")
+    words = f"largest: {lost.get(run.largest, run.largest)}"
+    sign = pointer(x, AXIS - 1, fill=fill, half=half, high=2 * half)
+    told = between(LEFT + 150, RIGHT, x, AXIS + 36, words, size=SMALL, weight=weight)
+    return [sign, told, note(LEFT, AXIS + 36, "size of a gradient")]
 
 
 def _scales(run: Run) -> list[str]:
     powers = [math.log2(scale) for _, scale in run.changes]
-    low = 2 * math.floor((min(*powers, run.floor(0.01), run.ceiling) - 2) / 2)
-    high = 2 * math.ceil((max(*powers, run.floor(0.01), run.ceiling) + 1) / 2)
+    low, high = math.floor(min(*powers, run.ceiling) - 2), math.ceil(max(*powers, run.ceiling) + 1.5)
     plot = Plot(Scale(RUN_LEFT + 8, RUN_RIGHT - 8, 0, STEPS), Scale(RUN_LOW, RUN_HIGH, low, high))
     along, down = plot.x.at, plot.y.at
     body = [
@@ -113,32 +114,17 @@ def _scales(run: Run) -> list[str]:
     body.append(plot.curve(_corners(run), stroke=BLUE, width=3))
     columns = {round(along(step)): step for step in reversed(run.skipped)}
     few = len(columns) <= 40  # more cannot be told apart
-    tops = {x: down(math.log2(run.scale_in(step))) if few else RUN_LOW + 12 for x, step in columns.items()}
-    path = "".join(f"M{x} {num(top)}V{num(RUN_LOW + 24)}" for x, top in tops.items())
+    path = "".join(f"M{x} {num(RUN_LOW + 12)}v12" for x in columns)
     body.append(f'<path d="{path}" stroke="{VERMILLION}" stroke-width="2" fill="none"/>' if path else "")
-    body += [dot(x, top, 5, fill=VERMILLION) for x, top in tops.items() if few]
+    body += [dot(x, down(math.log2(run.scale_in(step))), 5, fill=VERMILLION) for x, step in columns.items() if few]
     body += [] if columns else [note(RUN_LEFT, RUN_LOW + 24, "none")]
-    body += _told(run, plot) if len(run.changes) <= 10 else _fallen(run, plot)
+    body += _fallen(run, plot)
     x, y = plot.at(run.step, math.log2(run.scale))
     cursor = grasp(RUN_LEFT, RUN_HIGH, RUN_RIGHT - RUN_LEFT, RUN_LOW - RUN_HIGH + 10)
     cursor += line(x, RUN_HIGH, x, RUN_LOW + 10, dash="2 2") + diamond(x, y)
     body.append(draggable(cursor, "Look at step", Grip("step", along(1), along(STEPS), 1, STEPS)))
     for x, step in columns.items() if few else ():
         body.append(clickable(grasp(x - 8, RUN_LOW + 10, 16, 18), f"Look at skipped step {step:,}", step=step))
-    return body
-
-
-def _told(run: Run, plot: Plot) -> list[str]:
-    """What the scale begins with, and what comes of it when it is doubled, above the line."""
-    first = size(run.scale_in(1))
-    first = f"{first}: inf, skipped, halved" if 1 in run.skipped else f"begins at {first}"
-    again = next((step for step in run.skipped if step > 1 and run.scale_in(step) > run.scale_in(step - 1)), 0)
-    body, end = [], 0.0
-    for step, words in ((1, first), (again, f"every {run.growth_interval:,} good steps: doubled, inf, halved")):
-        x, y = plot.at(step, math.log2(run.scale_in(step)))
-        if step and end < x < RUN_RIGHT - 8 - length(words, SMALL):
-            body.append(small(x + 8, max(y - 9, plot.y.end + 14), words, halo=True))
-            end = x + 8 + length(words, SMALL)
     return body
 
 
@@ -157,7 +143,7 @@ def _corridor(ceiling: float, floor: float) -> list[str]:
     body.append(rect(RUN_LEFT, RUN_HIGH, wide, ceiling - RUN_HIGH, fill=RULE, opacity=0.3))
     body.append(rect(RUN_LEFT, floor, wide, RUN_LOW - floor, fill=RULE, opacity=0.3))
     names = {"too large: inf": (RUN_HIGH + ceiling) / 2} if ceiling - RUN_HIGH > 14 else {}
-    names["too small: over 1% are 0"] = (floor + RUN_LOW) / 2
+    names |= {"too small: over 1% are 0": (floor + RUN_LOW) / 2} if RUN_LOW - floor > 1 else {}
     if floor > ceiling:
         body.append(rect(RUN_LEFT, ceiling, wide, floor - ceiling, fill=GREEN, opacity=0.5))
         names["the scales that fit"] = (ceiling + floor) / 2

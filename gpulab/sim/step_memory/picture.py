@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from virtualgpu.pictures.palette import MEMORY
-from virtualgpu.pictures.style import EDGE, INK, MUTED, PAPER, PURPLE, RULE, SKY
+from virtualgpu.pictures.style import EDGE, INK, MUTED, ON, PAPER, PURPLE, RULE, SKY
 from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
@@ -15,11 +15,11 @@ from virtualgpu.pictures.svg import (
     Picture,
     boxes,
     dot,
+    edge,
     hatch,
     key,
     length,
     line,
-    num,
     rect,
     shape,
     text,
@@ -29,13 +29,12 @@ from ..base.lanes import Axis, Stretch, blocks, cursor, playhead, round_step
 from ..base.scene import END, Plot, Scale, between, fitted, keys, note, picture, pointer, small
 from ..base.touch import draggable, grasp
 from ..base.words import count, duration, percent, size
-from .model import CATEGORIES, FRAMES, Step, kept, now_alive, peak_with, since
+from .model import CATEGORIES, FRAMES, Step, kept, peak_with, since
 
 STRIP, STRIP_HIGH = 26.0, 38.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 590.0, 128.0, 356.0  # of the curve
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 530.0, 124.0, 386.0  # of the curve
 LANE, HIGH = BOTTOM + 6, 17.0  # of the passes, and of what is computed again below them
-PANEL = 634.0
-BASE, BARS = 400.0, 76.0  # of the bars in the panel
+PANEL = 568.0  # where the bars begin, beside the curve and as high
 GIB = 2**30
 COLUMNS = 220  # of the curve at most
 Column = tuple[float, tuple[int, ...]]  # where it ends, and its bytes by category
@@ -43,10 +42,10 @@ FILLS = {name: MEMORY.get(name, PURPLE) for name in CATEGORIES} | {"inputs of la
 
 
 def draw(step: Step) -> Picture:
-    """The layers at the moment, the curve over the step, the bytes at the moment, the choice of segments."""
+    """The layers at the moment, the curve over the step, and beside it the choice of segments."""
     grip = playhead(_axis(step), step.seconds, TOP - 8, LANE + HIGH + 16, last=FRAMES)
     living = [grip, *_bars_as_grip(step)]
-    return picture(step, 452.0, _layers(step), _curve(step), _now(step), _choice(step), living)
+    return picture(step, 452.0, _layers(step), _curve(step), _choice(step), living)
 
 
 def _axis(step: Step) -> Axis:
@@ -59,7 +58,8 @@ def _layers(step: Step) -> list[str]:
         stages = {} if (moment.kind, moment.layer) == ("forward", 0) else stages
         stages[moment.layer] = moment.kind
     words = ("input kept", SKY), ("inside kept", PURPLE), ("dropped", PAPER, True), ("finished", RULE)
-    found = [text(MARGIN, 14, f"{since(now.start)}: {now.words}", weight="bold"), *keys(END, 14, *words, ends=True)]
+    told = f"{since(now.start)}: {now.words}, {size(now.total)}"
+    found = [text(MARGIN, 14, told, weight="bold"), *keys(END, 14, *words, ends=True)]
     gap = 6.0 if len(step.segments) < 30 else 2.0
     wide = (END - MARGIN - 8 - gap * len(step.segments)) / step.sizes.layers
     thin = min(6.0, wide / 3)
@@ -69,9 +69,9 @@ def _layers(step: Step) -> list[str]:
         for layer in layers:
             interior, has_input = step.state[layer]
             stage = "" if interior else stages.get(layer, "")
-            fill, edge = (RULE, PAPER) if stage == "backward" else (PAPER, RULE)
+            fill, border = (RULE, PAPER) if stage == "backward" else (PAPER, RULE)
             fill = PURPLE if interior and step.sizes.interior > step.sizes.boundary else fill
-            found.append(rect(x, STRIP, wide, STRIP_HIGH, fill=fill, stroke=edge))
+            found.append(rect(x, STRIP, wide, STRIP_HIGH, fill=fill, stroke=border))
             found.append(hatch(x, STRIP, wide, STRIP_HIGH, stroke=RULE) if stage == "forward" else "")
             found.append(rect(x, STRIP, thin, STRIP_HIGH, fill=SKY, stroke=EDGE) if has_input else "")
             found.append(_pointer(x + wide / 2, now.kind) if layer == now.layer else "")
@@ -107,21 +107,37 @@ def _columns(step: Step) -> Iterator[Column]:
         yield axis.x(some[-1].start + some[-1].seconds), max((moment[4:] for moment in some), key=sum)
 
 
+def _height(step: Step) -> Scale:
+    """GiB, of the curve and of the bars."""
+    return Scale(BOTTOM, TOP, 0, max(step.plain_peak, step.peak.total) * 1.08 / GIB)
+
+
 def _curve(step: Step) -> list[str]:
-    most = max(step.plain_peak, step.peak.total) * 1.08 / GIB
-    plot = Plot(Scale(LEFT, RIGHT, 0, step.seconds), Scale(BOTTOM, TOP, 0, most))
-    apart, columns = round_step(most / 6), list(_columns(step))
-    found = [note(LEFT, TOP - 14, "memory, GiB (virtual)")]
-    found += plot.levels({apart * mark: f"{apart * mark:.3g}" for mark in range(math.ceil(most / apart))})
+    plot = Plot(Scale(LEFT, RIGHT, 0, step.seconds), _height(step))
+    apart, columns = round_step(plot.y.high / 6), list(_columns(step))
+    found = [note(LEFT, TOP - 10, "memory, GiB (virtual)")]
+    marks = {apart * mark: f"{apart * mark:.3g}" for mark in range(math.ceil(plot.y.high / apart))}
+    found += Plot(Scale(LEFT, END, 0, 1), plot.y).levels(marks)
     for upto in range(len(CATEGORIES), 0, -1):  # each over the one before, so that only its own part is seen
-        path, before = f"M{num(LEFT)} {num(BOTTOM)}", ""
+        corners, fill = [(LEFT, BOTTOM)], FILLS[CATEGORIES[upto - 1]]
         for end, alive in columns:
-            at = num(plot.y.at(sum(alive[:upto]) / GIB))
-            path += f"V{at}H{num(end)}" if at != before else f"H{num(end)}"
-            before = at
-        fill = FILLS[CATEGORIES[upto - 1]]
-        found.append(f'<path d="{path}V{num(BOTTOM)}Z" fill="{fill}" stroke="{INK}" stroke-width="0.5"/>')
-    return [*found, *_phases(step), *_marks(step, plot)]
+            y = plot.y.at(sum(alive[:upto]) / GIB)
+            corners += [(corners[-1][0], y), (end, y)]
+        found.append(shape([*corners, (RIGHT, BOTTOM)], fill=fill, stroke=edge(fill)))
+    return [*found, *_names(step, plot, columns), *_phases(step), *_marks(step, plot)]
+
+
+def _names(step: Step, plot: Plot, columns: list[Column]) -> list[str]:
+    """The bands that go to the end, named there where they are high enough."""
+    found, inks = [], (PAPER, ON, ON)
+    for place, (name, ink) in enumerate(zip(("weights", "optimizer state", "gradients"), inks, strict=True)):
+        words = "weights, copies" if name == "weights" and step.sizes.copies else name
+        under = [alive for end, alive in columns if end > RIGHT - 18 - length(words, SMALL)]
+        low = min(plot.y.at(sum(alive[:place]) / GIB) for alive in under)
+        high = max(plot.y.at(sum(alive[: place + 1]) / GIB) for alive in under)
+        if low - high > 12:
+            found.append(small(RIGHT - 12, (low + high) / 2 + 5, words, anchor="end", fill=ink))
+    return found
 
 
 def _marks(step: Step, plot: Plot) -> list[str]:
@@ -131,7 +147,7 @@ def _marks(step: Step, plot: Plot) -> list[str]:
     peak += ": optimizer step" if step.peak.kind == "optimizer" else ""
     # it moves with the slider, also within a layer's pass
     now = cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, LANE + HIGH + 16)
-    found = [now, dot(x, y, 4, fill=INK), between(LEFT, RIGHT, x, y - 12, peak, weight="bold")]
+    found = [now, dot(x, y, 4, fill=INK), between(LEFT, RIGHT - 14, x, y - 12, peak, weight="bold")]
     if y - plain > 44:
         without = f"without checkpointing {size(step.plain_peak)}"
         found.append(line(LEFT, plain, RIGHT, plain, stroke=INK, width=1.5, dash="6 4"))
@@ -145,7 +161,7 @@ def _stepping(step: Step, plot: Plot, taken: float, plain: float) -> list[str]:
     x, left = RIGHT - _axis(step).seen(last.seconds) / 2, RIGHT - length(words, SMALL) - 8
     most = max(moment.total for moment in step.moments if _axis(step).x(moment.start + moment.seconds) > left)
     y = plot.y.at((step.peak.total if taken > left else most) / GIB) - 34
-    if not last.temporary or taken > RIGHT - 10 or plain > y - 14:
+    if not last.temporary or step.peak.kind == "optimizer" or plain > y - 14:
         return []
     return [line(x, y + 4, x, plot.y.at(last.total / GIB)), small(RIGHT, y, words, anchor="end", halo=True)]
 
@@ -170,24 +186,7 @@ def _phases(step: Step) -> list[str]:
         return [*found, small(LEFT, y, "Every layer keeps its inside until its backward pass.")]
     found.append(blocks(axis, again, low, 13, fill=INK))
     words = f"{step.recomputed} of {step.sizes.layers} layers are computed again: {percent(step.extra)} more compute"
-    why = "The last segment stays, as backward begins with it and needs it at once."
-    if step.again[-1]:
-        why = "The last segment goes and comes back at once: backward begins with it."
-    return [*found, key(LEFT, y, words, fill=INK), note(LEFT, y + 19, why)]
-
-
-def _now(step: Step) -> list[str]:
-    found = [note(PANEL, TOP - 10, f"at {since(step.moment.start)} (virtual)")]
-    y = TOP + 10
-    for name, value in reversed(now_alive(step.moment)):  # as they lie upon one another
-        words = "weights, copies" if name == "weights" and step.sizes.copies else name
-        found.append(key(PANEL, y, words, fill=FILLS[name]))
-        found.append(small(END, y, size(value), anchor="end"))
-        y += 21
-    found.append(line(PANEL, y - 13, END, y - 13, stroke=MUTED))
-    found.append(text(PANEL, y + 4, "total", weight="bold"))
-    found.append(text(END, y + 4, size(step.moment.total), weight="bold", anchor="end"))
-    return found
+    return [*found, key(LEFT, y, words, fill=INK)]
 
 
 def _choice(step: Step) -> list[str]:
@@ -195,21 +194,21 @@ def _choice(step: Step) -> list[str]:
     layers, chosen, bars = step.sizes.layers, len(step.segments), _bars(step)
     peaks = {number: peak_with(step.sizes, number) / GIB for number in range(1, layers + 1)}
     activations = {number: kept(step.sizes, number) / GIB for number in peaks}
-    plot = Plot(Scale(PANEL, END, 0, 1), Scale(BASE, BASE - BARS, 0, max(peaks.values())))
-    pitch, top = bars.at(2) - bars.at(1), BASE - BARS
+    height, pitch = _height(step), bars.at(2) - bars.at(1)
     wide = min(pitch - (1 if pitch > 3 else 0), 40)
-    found = plot.levels({0: "0", plot.y.high: f"{plot.y.high:.3g}"})
-    found += [note(PANEL, top - 28, "peak, GiB"), key(PANEL + 76, top - 28, "activations", fill=PURPLE)]
+    found = [line(PANEL, BOTTOM, END, BOTTOM, stroke=MUTED)]
     for values, fill in ((peaks, RULE), (activations, PURPLE)):
-        sides = ((bars.at(number) - wide / 2, plot.y.at(value)) for number, value in values.items())
-        found.append(boxes(((x, y, wide, BASE - y) for x, y in sides), fill=fill))
-    x, y = bars.at(chosen), plot.y.at(peaks[chosen])
-    found += [rect(x - wide / 2, y, wide, BASE - y, fill=INK, stroke=INK), line(x, top - 5, x, y)]
-    told = f"{count(chosen, 'segment')}: {size(step.peak.total)}"
-    found.append(between(PANEL, END, x, top - 8, told, size=SMALL, weight="bold"))
-    found += [note(PANEL, BASE + 24, "1"), note(END, BASE + 24, count(layers, "segment"), anchor="end")]
-    found += [pointer(at, tip, half=5, high=-8) for at, tip in ((bars.at(step.best), BASE + 2), (PANEL + 5, BASE + 34))]
-    return [*found, note(PANEL + 16, BASE + 43, f"least activations: {step.best}")]
+        sides = ((bars.at(number) - wide / 2, height.at(value)) for number, value in values.items())
+        found.append(boxes(((x, y, wide, BOTTOM - y) for x, y in sides), fill=fill))
+    x, y = bars.at(chosen), height.at(peaks[chosen])
+    found += [rect(x - wide / 2, y, wide, BOTTOM - y, fill=INK, stroke=INK), line(x, TOP - 5, x, y)]
+    told = f"peak with {count(chosen, 'segment')}: {size(step.peak.total)}"
+    found.append(between(PANEL, END, x, TOP - 10, told, size=SMALL, weight="bold"))
+    found += [note(PANEL, BOTTOM + 25, "1"), note(END, BOTTOM + 25, count(layers, "segment"), anchor="end")]
+    signs = (bars.at(step.best), BOTTOM + 2), (PANEL + 133, BOTTOM + 48)
+    found += [pointer(at, tip, half=5, high=-8) for at, tip in signs]
+    found.append(note(PANEL + 144, BOTTOM + 58, f"least: {step.best}"))
+    return [*found, key(PANEL, BOTTOM + 58, "activations", fill=PURPLE)]
 
 
 def _bars(step: Step) -> Scale:
@@ -221,5 +220,5 @@ def _bars(step: Step) -> Scale:
 
 def _bars_as_grip(step: Step) -> list[str]:
     """The bars choose the number of segments: that under the pointer."""
-    ground = grasp(PANEL - 4, BASE - BARS - 20, END - PANEL + 8, BARS + 32)
+    ground = grasp(PANEL - 4, TOP - 8, END - PANEL + 8, BOTTOM - TOP + 20)
     return [Live(draggable(ground, "Segments", _bars(step).grip("segments")))] if step.sizes.layers > 1 else []
