@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from virtualgpu.pictures.style import BLUE, EDGE, INK, MUTED, ON, ORANGE, PURPLE, RULE, SKY
-from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, hatch, length, line, polyline, rect, text
+from virtualgpu.pictures.svg import MARGIN, SMALL, Live, Picture, bar, dot, hatch, length, line, rect, text
 
 from ..base.lanes import beside
 from ..base.scene import END, fitted, keys, named_bar, note, picture, pointer, small
@@ -11,11 +11,10 @@ from ..base.touch import Grip, draggable, grasp, named
 from ..base.words import count, percent, size
 from .model import MOST_STEPS, STATE_BYTES, Epoch, Window
 
-LEFT, RIGHT = 100.0, 708.0  # of the epoch and of its windows
+LEFT, RIGHT = 100.0, 684.0  # of the epoch and of its windows
 STRIP, STRIP_HIGH, STRIP_MOST = 18.0, 20.0, 64  # the epoch: where, how high, micro-batches drawn of it
-ROWS, ROWS_TOP = 5, 94.0
-MOST = 1.6  # times the right weight: so high is a row
-MEMORY = 392.0
+ROWS, ROWS_TOP, MEMORY, THIN = 5, 94.0, 392.0, 20.0  # thin is an exact window beside wrong ones
+MOST = 1.6  # times the right weight: no row is higher
 KINDS = ("samples", "tokens")
 
 
@@ -25,18 +24,21 @@ def draw(epoch: Epoch) -> Picture:
     shown: list[int | None] = list(range(len(windows)))
     if len(windows) > ROWS:
         shown = [0, 1, None, len(windows) - 2, len(windows) - 1]
-    high = min((348 if epoch.tokens else MEMORY - 30 - ROWS_TOP) / len(shown), 86 if epoch.tokens else 67)
-    body, living = [*_strip(epoch, windows), *_heads(epoch, high - 7)], _grip(epoch)
+    wrong = [one for one in shown if one is not None and one < len(epoch.windows) and windows[one].error]
+    thin, room = len(shown) - len(wrong) if wrong else 0, 348 if epoch.tokens else MEMORY - 30 - ROWS_TOP
+    tall = min((room - thin * (THIN + 10)) / (len(shown) - thin), 170 if wrong else 80) - 10
+    ratios = (weight / share for one in epoch.windows for share, weight in zip(one.shares, one.weights, strict=True))
+    most = min(max(1, *ratios), MOST)
+    body, living, top = [*_strip(epoch, windows), *_heads(epoch, most)], _grip(epoch), ROWS_TOP
     body += [] if epoch.tokens else _memory(epoch)  # of images
-    for place, index in enumerate(shown):
-        top = ROWS_TOP + place * high
+    for index in shown:
+        high = THIN if wrong and index not in wrong else tall
         if index is None:
-            body.append(line(LEFT, top + high / 2, LEFT + 60, top + high / 2, stroke=MUTED, dash="2 6"))
-            body.append(note(LEFT + 72, top + high / 2 + 5, count(len(windows) - len(shown) + 1, "more window")))
+            body.append(note(LEFT, top + high / 2 + 5, count(len(windows) - len(shown) + 1, "more window")))
         else:
-            body += _row(epoch, windows[index], index, top, high - 7)
-            area = grasp(MARGIN, top, END - MARGIN, high - 7)
-            living.append(Live(named(area, _content(epoch, windows[index]))))
+            body += _row(epoch, windows[index], index, top, high, most)
+            living.append(Live(named(grasp(MARGIN, top, END - MARGIN, high), _content(epoch, windows[index]))))
+        top += high + 10
     return picture(epoch, 452.0, body, living)
 
 
@@ -86,17 +88,13 @@ def _grip(epoch: Epoch) -> list[Live]:
     return [Live(draggable(drawn + "".join(beside(at + 4, low + 17, words)), "Micro-batches per step", grip))]
 
 
-def _heads(epoch: Epoch, high: float) -> list[str]:
-    """What width, height and frame of a box are, the first two with a bracket at the first box."""
-    base, floor, first = ROWS_TOP - 14, ROWS_TOP + high - 18, epoch.windows[0]
-    right, x = LEFT + first.shares[0] * (RIGHT - LEFT), LEFT - 8
-    top = floor - min(first.weights[0] / first.shares[0], 1) * (high - 18) / MOST
-    body = [note(LEFT, base, f"↔ its share of {KINDS[epoch.tokens]}"), note(298, base, "↕ its weight in .grad")]
-    body.append(polyline([(LEFT, base + 13), (LEFT, base + 9), (right, base + 9), (right, base + 13)], stroke=MUTED))
-    body.append(polyline([(x + 4, floor), (x, floor), (x, top), (x + 4, top)], stroke=MUTED))
+def _heads(epoch: Epoch, most: float) -> list[str]:
+    """What the fill, the frame and the width of a box are, as far as they occur."""
+    base, body = ROWS_TOP - 14, keys(LEFT, ROWS_TOP - 14, ("its weight in .grad", SKY))
     if any(window.error for window in epoch.windows):
-        body += [rect(470, base - 11, 16, 12, stroke=INK, dash="3 3"), note(492, base, "the right weight")]
-    return [*body, *keys(628, base, ("too much", ORANGE, True))] if any(w.misplaced for w in epoch.windows) else body
+        body += [rect(268, base - 11, 16, 12, stroke=INK, dash="3 3"), note(290, base, "the right weight")]
+    body += keys(416, base, ("too much", ORANGE, True)) if most > 1 + 1e-9 else []
+    return [*body, note(RIGHT, base, "width: share of tokens", anchor="end")] if epoch.tokens else body
 
 
 def _content(epoch: Epoch, window: Window) -> str:
@@ -108,33 +106,39 @@ def _content(epoch: Epoch, window: Window) -> str:
     return f"{count(len(window.samples), 'micro-batch')} of {pieces}: {samples}{tokens}; {end}"
 
 
-def _row(epoch: Epoch, window: Window, index: int, top: float, high: float) -> list[str]:
+def _row(epoch: Epoch, window: Window, index: int, top: float, high: float, most: float) -> list[str]:
     """A window in its whole: a box for each micro-batch, as wide as its share and full if it weighs that much. What is
     too much of a weight stands hatched above its box, and what is too little is hatched lightly in it."""
-    full, floor, words, x = (high - 18) / MOST, top + high - 18, top + high - 2, LEFT
-    middle, room = floor - full / 2 + 5, RIGHT - LEFT
+    thin, words, x, room = high == THIN, top + high - 2, LEFT, RIGHT - LEFT
+    floor, pale = (top + high, 0.3) if thin else (top + high - 18, 1)
+    full = (floor - top) / (1 if thin else most)
+    middle, head = floor - full / 2 + 5, note if thin else text
     if window is epoch.dropped:
         why = f"no step: {count(sum(window.samples), 'sample')} unused. Zero .grad, or it joins the next epoch."
-        frame = rect(LEFT, floor - full, room, full, stroke=EDGE)
-        return [text(MARGIN, middle, "left over"), frame, small(LEFT, words, why)]
-    body, names = [text(MARGIN, middle, f"window {index + 1}")], [f"{n:,} {KINDS[epoch.tokens]}" for n in window.items]
+        return [head(MARGIN, middle, "left over"), small(LEFT, middle, why)]
+    body, names = [head(MARGIN, middle, f"window {index + 1}")], [f"{n:,} {KINDS[epoch.tokens]}" for n in window.items]
     fit = all(length(name, SMALL) + 6 < share * room for name, share in zip(names, window.shares, strict=True))
+    fit = fit and not (thin and index and window.items == epoch.windows[0].items)  # named there
     for name, share, weight in zip(names, window.shares, window.weights, strict=True):
-        wide, level = share * room, full * min(weight / share, MOST)
+        wide, level, is_now = share * room, full * min(weight / share, MOST), percent(weight)
         if level < full - 1e-6:
             body.append(rect(x, floor - full, wide, full, stroke=INK, dash="3 3"))
             body.append(hatch(x, floor - full, wide, full - level, stroke=RULE))
-        body.append(bar(x, floor - min(level, full), wide, min(level, full), fill=SKY))
+        body.append(rect(x, floor - min(level, full), wide, min(level, full), fill=SKY, stroke=EDGE, opacity=pale))
         body += [bar(x, floor - level, wide, level - full, fill=ORANGE, hatched=True)] if weight - share > 1e-9 else []
         body += [pointer(x + wide / 2, top - 6, high=-5)] if weight > MOST * share else []
-        ratio = percent(share) if abs(weight - share) < 1e-9 else f"{percent(share)} → {percent(weight)}"
-        body.append(fitted(x, wide, words, ratio))
-        over = level < full / 2 + 6  # its name goes beyond what is filled
-        body.append(fitted(x, wide, middle, name, fill=INK if over else ON, halo=over) if fit else "")
+        ratio = is_now if is_now == percent(share) else f"{is_now}, not {percent(share)}"
+        body += [] if thin else [fitted(x - 5, wide + 10, words, ratio, is_now)]
+        over = thin or level < full / 2 + 6  # its name goes beyond what is filled
+        body.append(fitted(x, wide, middle, name, fill=INK if over else ON, halo=over and not thin) if fit else "")
         x += wide
-    if not window.error:
-        return [*body, note(RIGHT + 10, middle, "exact")]
-    off = f"{percent(1 - window.scale)} is missing" if window.scale < 1 else f"{percent(window.misplaced)} misplaced"
-    first = window is next(one for one in epoch.windows if one.error)
-    body.append(text(RIGHT + 10, middle, off, weight="bold"))
-    return [*body, note(RIGHT + 10, words, "should → does")] if first else body
+    parts, x = epoch.steps if epoch.divide == "steps" else len(window.samples), RIGHT + 10
+    sums = f"sum ÷ {sum(window.items):,} {KINDS[epoch.tokens]}"
+    why = sums if epoch.divide == "items" else f"{len(window.samples)} × 1/{parts} = {window.scale:.3g}"
+    if thin:
+        return [*body, note(x, middle, f"{why}, exact")]
+    off, look = f"{percent(1 - window.scale)} is missing", "bold" if window.error else ""
+    if window.scale == 1:
+        off = f"{percent(window.misplaced)} misplaced" if window.error else "exact"
+        why = f"each counts 1/{parts}" if window.error else why
+    return [*body, small(x, middle - 9, why, weight=look), text(x, middle + 9, off, weight=look)]

@@ -17,12 +17,12 @@ from .model import BUCKETS, MOST_GPUS, data_parallel_seconds, ddp_seconds, held,
 from .result import FRAMES, Step, times
 
 LEFT, RIGHT, READ = 130.0, 700.0, 718.0
-DDP, RING, OTHER, LOW, CHIPS = 44.0, 80.0, 112.0, 146.0, 168.0  # the lanes, from top to bottom
-HIGH, RING_HIGH = 32.0, 26.0
+DDP, RING, OTHER, LOW, CHIPS = 44.0, 86.0, 128.0, 168.0, 190.0  # the lanes, from top to bottom
+HIGH, RING_HIGH = 38.0, 34.0
 WAITS = ("waits for the all-reduce", "waits")
 FEW = 40  # buckets: more are not named
-BELOW = 202.0
-PIECES, PIECES_TOP, PIECES_HIGH = 96.0, BELOW + 67, 178.0  # of all GPUs, a row for each
+BELOW = 222.0
+PIECES, PIECES_TOP, PIECES_HIGH = 96.0, BELOW + 65, 160.0  # of all GPUs, a row for each
 NUMBERED = 8  # GPUs: the pieces of more have no room for a number
 
 
@@ -35,8 +35,8 @@ def draw(step: Step) -> Picture:
         note(MARGIN, 33, "virtual time"),
         *keys(END, 14, ("forward", SKY), ("backward", ORANGE), ("between GPUs", PURPLE), ends=True),
         *axis.draw(DDP - 6, LOW),
-        text(MARGIN, DDP + 21, "DDP computes"),
-        text(MARGIN, RING + 18, "all-reduce"),
+        text(MARGIN, DDP + 24, "DDP computes"),
+        text(MARGIN, RING + 22, "all-reduce"),
         text(MARGIN, OTHER + 21, "DataParallel"),
         *_ddp(step, axis),
         *(lane.draw(axis) for lane in lanes),
@@ -88,9 +88,10 @@ def _left_over(step: Step, axis: Axis) -> list[str]:
         return []
     x, low = axis.x(step.seconds) + 5, RING + RING_HIGH
     share, bracket = percent(1 - step.hidden), polyline([(x, DDP), (x + 5, DDP), (x + 5, low), (x, low)])
-    if x > READ - 210:  # below what is read off
-        return [bracket, small(READ, RING + 18, f"{share} not hidden")]
-    return [bracket, small(x + 12, (DDP + low) / 2 + 5, f"not hidden: {duration(step.exposed)} ({share})", halo=True)]
+    words = f"not hidden: {duration(step.exposed)} ({share})"
+    if x + 18 + length(words, bold=True) > READ:  # below what is read off
+        return [bracket, small(READ, RING + 22, f"{share} not hidden", weight="bold")]
+    return [bracket, text(x + 12, (DDP + low) / 2 + 5, words, weight="bold", halo=True)]
 
 
 def _lanes(step: Step) -> list[Lane]:
@@ -142,49 +143,47 @@ def _chips(step: Step) -> list[str]:
 
 
 def _ring(step: Step) -> list[str]:
-    """One bucket on its way: a row of pieces for each GPU, those that no GPU hands on now paler."""
+    """One bucket on its way: a row of pieces for each GPU, a number in those that travel now."""
     gpus, done = step.gpus, step.hops_done
     pitch, wide = min(30.0, PIECES_HIGH / gpus), min(42.0, 336 / gpus)
-    high, moving = 0.72 * pitch, done is not None and done < hops(gpus)
+    high, moving = 0.76 * pitch, done is not None and done < hops(gpus)
     cells: dict[tuple[bool, str], list[Box]] = {}
     body = [
         text(MARGIN, BELOW, "One bucket in slow motion", weight="bold"),
         note(462, BELOW, f"{step.work.link.words}, {step.work.rate / 1e9:.3g} GB/s", anchor="end"),
         note(MARGIN, BELOW + 19, _now(step)),
-        note(MARGIN, BELOW + 39, "cell: GPUs added in so far"),
-        *keys(202, BELOW + 39, ("its own", PAPER), ("some", PURPLE), (f"all {gpus}", GREEN)),
-        note(PIECES - 8, PIECES_TOP - 11, "piece", anchor="end"),
+        *keys(MARGIN, BELOW + 39, ("its own", RULE), ("sum of some", PURPLE), (f"sum of all {gpus}", GREEN)),
+        note(PIECES - 8, PIECES_TOP - 7, count(gpus, "piece"), anchor="end"),
     ]
     numbers = []
     for gpu in range(gpus):
         top, base = PIECES_TOP + gpu * pitch, PIECES_TOP + gpu * pitch + high / 2 + 5
-        body.append(note(PIECES + (gpu + 0.5) * wide, PIECES_TOP - 11, str(gpu), anchor="middle"))
         if pitch > 14 or gpu % 2 == 0:
             body.append(small(PIECES - 8, base, f"GPU {gpu}", anchor="end"))
         for piece in range(gpus):
             number, x = 0 if done is None else held(gpu, piece, gpus, done), PIECES + piece * wide
-            pale = moving and piece not in (sends(gpu, gpus, done or 0), sends((gpu - 1) % gpus, gpus, done or 0))
-            fill = GREEN if number == gpus else PURPLE if number > 1 else PAPER
-            cells.setdefault((pale, fill), []).append((x, top, wide, high))
-            if number and gpus <= NUMBERED:
-                ink = INK if pale or fill == PAPER else ON
+            now = moving and piece in (sends(gpu, gpus, done or 0), sends((gpu - 1) % gpus, gpus, done or 0))
+            fill = GREEN if number == gpus else PURPLE if number > 1 else RULE
+            cells.setdefault((now, fill), []).append((x + 1, top, wide - 2, high))
+            if now and gpus <= NUMBERED:
+                ink = INK if fill == RULE else ON
                 numbers.append(small(x + wide / 2, base, str(number), anchor="middle", fill=ink))
     veil = rect(PIECES, PIECES_TOP, gpus * wide, gpus * pitch, fill=PAPER, opacity=0.6)
-    pales, others = ([boxes(c, fill=k[1], stroke=EDGE) for k, c in cells.items() if k[0] == pale] for pale in (1, 0))
-    body += [*pales, veil, *others] if moving else others
+    resting, busy = ([boxes(c, fill=k[1], stroke=EDGE * k[0]) for k, c in cells.items() if k[0] == on] for on in (0, 1))
+    body += [*resting, veil, *busy] if moving or done is None else resting
     return [*body, *numbers, *(_messages(gpus, done or 0, pitch, wide) if moving else [])]
 
 
 def _messages(gpus: int, done: int, pitch: float, wide: float) -> list[str]:
     """A frame around the piece that each GPU hands on, and a head at who gets it; the last one's goes to the first."""
-    body, high = [], 0.72 * pitch
+    body, high = [], 0.76 * pitch
     for gpu in range(gpus):
         left, top = PIECES + sends(gpu, gpus, done) * wide, PIECES_TOP + gpu * pitch
         x, tip = left + wide / 2, top + pitch
         if gpu == gpus - 1:
             side, tip, low = PIECES + gpus * wide + 12, PIECES_TOP, top + high
             body.append(polyline([(x, low), (x, low + 5), (side, low + 5), (side, tip - 8), (x, tip - 8)], width=1.5))
-        body.append(rect(left, top, wide, high, stroke=INK, edge=2))
+        body.append(rect(left + 1, top, wide - 2, high, stroke=INK, edge=2))
         body.append(pointer(x, tip, half=min(5.5, wide / 4), high=min(6, pitch - high)))
     return body
 
@@ -209,7 +208,7 @@ def _scaling(step: Step, top: float) -> list[str]:
         others = (data_parallel_seconds(step.work, n) or math.inf for n in numbers)
         speeds["DataParallel"] = [n * step.work.compute / seconds for n, seconds in zip(numbers, others, strict=True)]
     most = next(most for most in (2, 4, 8, MOST_GPUS) if most >= max(map(max, speeds.values())) - 1e-9)
-    plot = Plot(Scale(516.0, 690.0, 1, MOST_GPUS), Scale(top + 222, top + 42, 0, most))
+    plot = Plot(Scale(516.0, 690.0, 1, MOST_GPUS), Scale(top + 206, top + 42, 0, most))
     right, bottom = plot.x.end, plot.y.start
     body = [
         text(490, top, "Speed, in single GPUs (virtual)", weight="bold"),
