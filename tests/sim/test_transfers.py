@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpulab.sim.transfers.controls import Transfers
 from gpulab.sim.transfers.machine import CONTEXT_BYTES
 from gpulab.sim.transfers.model import BYTES, GPUS, MOST_COMMANDS, SLOTS, read
-from gpulab.sim.transfers.picture import END, LANES, LEFT, PINNED
+from gpulab.sim.transfers.picture import END, LANES, LEFT, LINK, PINNED, READ
 from gpulab.sim.transfers.result import simulate
 from virtualgpu.clock import rates
 from virtualgpu.memory.out_of_memory import format_size
@@ -390,12 +390,14 @@ class TestThePicture:
         out = sim.result.outcome
         calls = [line for line in out.lines if line.call and line.kind != "pinned"]
         begin, left = calls[0].began, LEFT + (PINNED if sim.result.pinning else 0)
-        unit = (END - left) / (max(out.finished, out.went_on) - begin)
+        reading, ends = sim.result.reading, max(out.finished, out.went_on)
+        unit = (END - left) / (ends + reading - begin)
         waited = [] if state["non_blocking"] else out.bus
         for seconds, fill, top in (
             ([(line.began, line.began + line.call) for line in calls], style.RULE, LANES),
             (waited, style.VERMILLION, LANES),
-            (out.bus, style.ORANGE, LANES + 30),
+            (out.bus, style.ORANGE, LINK),
+            ([(ends, ends + reading)], style.GREEN, READ),
         ):
             found = ET.fromstring(sim.picture.inner()).iter("{http://www.w3.org/2000/svg}rect")
             bars = [bar for bar in found if (bar.get("fill"), bar.get("y")) == (fill, svg.num(top))]
@@ -407,7 +409,7 @@ class TestThePicture:
     def test_each_copy_has_its_tensors_name_and_its_time_where_that_fits(self):
         picture = Transfers(**Transfers.states[2].values).picture
         found = ET.fromstring(picture.inner()).iter("{http://www.w3.org/2000/svg}text")
-        assert [e.text for e in found if float(e.get("y")) in (LANES + 47, LANES + 70)] == [
+        assert [e.text for e in found if float(e.get("y")) in (LINK + 15, LINK + 36)] == [
             "PCIe bus",
             "weights",
             "bias",

@@ -56,6 +56,7 @@ class Race(Simulator[Contest]):
     draw = staticmethod(draw)
     limits = staticmethod(limits)
     leaves_out = (
-        "A toy: equal tasks of pure arithmetic, each at the full rate of its lane. Left out: starting threads on the"
-        " CPU, a warp’s own waits (see architecture), branches within a warp or vector, copies beside computing."
+        "A toy: equal tasks of pure arithmetic, each at the full rate of its lane. A curve dips where its last round is"
+        " not full. Left out: starting threads on the CPU, a warp’s own waits (see architecture), branches within a"
+        " warp or vector, copies beside computing."
     )

@@ -161,7 +161,7 @@ class Contest(Result):
     @cached_property
     def curves(self) -> dict[str, list[float]]:
         """`over_one_lane` of each, at each of `PLACES`."""
-        return {side: [self.over_one_lane(tasks, side) for tasks in PLACES] for side in ("cpu", "gpu", "simd")}
+        return {side: [self.over_one_lane(tasks, side) for tasks in PLACES] for side in ("cpu", "gpu")}
 
     @cached_property
     def crossover(self) -> int | None:

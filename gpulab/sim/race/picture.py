@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, polyline, text
 
 from ..base.lanes import Axis, beside, cursor, veil
-from ..base.scene import END, Plot, Scale, beside_ends, diamond, keys, note, picture, pointer, small
+from ..base.scene import END, Plot, Scale, beside_ends, diamond, keys, note, picture, small
 from ..base.touch import Grip, clickable, draggable, grasp
 from ..base.words import count, duration, many
 from .model import CORE_LANES, MOST_TASKS, PLACES, TASK, TOY, WARP, Contest, Side, times
@@ -30,12 +29,12 @@ def draw(race: Contest) -> Picture:
 def _bars(race: Contest) -> list[str]:
     """A bar for each side, in the pieces that its time is made of, and how far it is at the moment."""
     axis = Axis(BARS_LEFT, BARS_RIGHT, max(race.cpu.seconds, race.gpu_side.seconds))
-    cores = f"{count(race.cores, 'core')} × {race.simd} of {CORE_LANES} lanes"
-    gpu, warps = "toy GPU" if race.gpu == TOY else f"GPU: {race.gpu}", f"{many(race.warps, 'warp')} × {WARP} lanes"
-    rows = ("CPU", cores, race.cpu, BLUE), (gpu, warps, race.gpu_side, ORANGE)
+    gpu = "toy GPU" if race.gpu == TOY else f"GPU: {race.gpu}"
+    rows = ("CPU", TASK, race.cpu, BLUE), (gpu, TASK * race.ratio, race.gpu_side, ORANGE)
     body, above, now = axis.draw(BARS_TOP - 12, BARS_TOP), [], axis.x(race.now)
-    for place, (name, lanes, side, fill) in enumerate(rows):
+    for place, (name, task, side, fill) in enumerate(rows):
         top = BARS_TOP + place * APART
+        lanes = f"{many(side.lanes, 'lane')}, {duration(task)} a task"
         body += [text(MARGIN, top + 14, name, weight="bold"), note(MARGIN, top + 31, lanes)]
         body += _pieces(side, axis, top, fill)
         end, value, standing = axis.x(side.seconds) + 8, duration(side.seconds), _standing(race, side)
@@ -55,7 +54,7 @@ def _bars(race: Contest) -> list[str]:
         draggable(grip, "Time in the race", Grip("time", BARS_LEFT, BARS_RIGHT, 0, 100)),
         *above,
         *keys(MARGIN, BARS_BOTTOM + 20, ("CPU’s tasks", BLUE), ("GPU’s tasks", ORANGE), *looks),
-        note(END, BARS_BOTTOM + 20, f"virtual: toy tasks, {duration(TASK)} on a CPU lane", anchor="end"),
+        note(END, BARS_BOTTOM + 20, "virtual: toy tasks, one on a lane at a time", anchor="end"),
     ]
 
 
@@ -79,7 +78,7 @@ def _pieces(side: Side, axis: Axis, top: float, tasks: str) -> list[str]:
     return body
 
 
-STYLES = {"cpu": ("CPU", BLUE, 3.0, ""), "gpu": ("GPU", ORANGE, 4.0, ""), "simd": ("CPU, all lanes", BLUE, 2.0, "6 4")}
+STYLES = {"cpu": ("CPU", BLUE, 3.0), "gpu": ("GPU", ORANGE, 4.0)}
 
 
 def _plot(race: Contest) -> list[str]:
@@ -90,21 +89,16 @@ def _plot(race: Contest) -> list[str]:
     body = [
         text(MARGIN, TOP - 32, "times as fast as one CPU lane, by the number of tasks (virtual)", weight="bold"),
         plot.frame(),
-        *plot.levels({value: f"{value:,g}" for value in plot.y.decades()}),
+        *(note(LEFT - 7, plot.y.at(value) + 5, f"{value:,g}", anchor="end") for value in plot.y.decades()[1:]),
         *TASKS.ticks(BOTTOM, {value: f"{value:,.0f}" + " task" * (value == 1) for value in TASKS.decades()}),
     ]
-    for place, (full, after) in enumerate(pairwise(max(race.curves.values(), key=max))):
-        if after < 0.9 * full:
-            body.append(pointer(TASKS.at(PLACES[place + 1]), plot.y.at(full) - 1, fill=MUTED, half=5, high=7))
-            body.append(note(END, TOP - 32, "▼ the last round is not full", anchor="end"))
-            break
     ends = {}
     if race.serial:
         limit = ends["Amdahl’s limit"] = plot.y.at(race.amdahl)
         body.append(line(LEFT, limit, RIGHT, limit, stroke=VERMILLION, width=2, dash="2 4"))
-    for side, (name, stroke, width, dash) in list(STYLES.items())[: 2 + (race.simd < CORE_LANES)]:
+    for side, (name, stroke, width) in STYLES.items():
         curve = race.curves[side]
-        body.append(plot.curve(zip(PLACES, curve, strict=True), stroke=stroke, width=width, dash=dash))
+        body.append(plot.curve(zip(PLACES, curve, strict=True), stroke=stroke, width=width))
         used = f", {count(race.simd, 'lane')} per core" if side == "cpu" and race.simd < CORE_LANES else ""
         ends[name + used] = plot.y.at(curve[-1])
     return [*body, *beside_ends(RIGHT + 8, BOTTOM, ends), *_crossing(race, plot), _tasks(race, plot)]
@@ -112,8 +106,7 @@ def _plot(race: Contest) -> list[str]:
 
 def _crossing(race: Contest, plot: Plot) -> list[str]:
     """From where on the GPU is ahead: a click goes there."""
-    of = f" of {count(race.simd, 'lane')} per core" if race.simd < CORE_LANES else ""
-    words = f"GPU {race.crossing.replace('ahead', f'ahead{of}', 1)}"
+    words = f"GPU {race.crossing}"
     if race.crossover is None:
         return [small(RIGHT, TOP - 9, words, anchor="end")]
     x, y = plot.at(race.crossover, race.over_one_lane(race.crossover, "gpu"))
@@ -135,12 +128,12 @@ def _tasks(race: Contest, plot: Plot) -> str:
     if abs(cpu - gpu) > 10:
         aside, anchor = (16, "start") if x < RIGHT - 80 else (-16, "end")
         moved += polyline([(x, cpu), (x + aside, cpu), (x + aside, gpu), (x, gpu)], width=1.5)
-        ratio, base = times(max(race.speedup, 1 / race.speedup)), (cpu + gpu) / 2 + 5
+        ratio, base = times(max(race.speedup, 1 / race.speedup)), min((cpu + gpu) / 2, max(cpu, gpu) - 10) + 5
         moved += text(x + 1.3 * aside, base, ratio, anchor=anchor, weight="bold", halo=True)
     moved += dot(x, cpu, 7, fill=BLUE) + diamond(x, gpu, fill=ORANGE)  # seen where they meet
     below, above = min(max(cpu, gpu) + 20, BOTTOM - 8), max(min(cpu, gpu) - 9, TOP + 14)
     moved += small(x + 10, below, times(min(values)), halo=True)
     if times(max(values)) != times(min(values)) and x > LEFT + 60:
-        moved += small(x - 10, above, times(max(values)), anchor="end", halo=True)
+        moved += small(x - 5, above, times(max(values)), anchor="end", halo=True)
     grip = TASKS.grip("tasks")
     return draggable(moved, "Tasks, along the curves", grip)

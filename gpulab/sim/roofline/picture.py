@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, polyline, rect, shape, text, wrap
 
-from ..base.scene import END, Box, Plot, Scale, note, picture, pointer, small
+from ..base.scene import END, Box, Plot, Scale, between, note, picture, pointer, small
 from ..base.touch import clickable, grasp, named, on_track
 from ..base.words import duration, many, percent
 from .model import DTYPES, Operation, Roofs, digits, rate
 
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 570.0, 26.0, 398.0  # of the plot
-PANEL = 588.0
+PANEL, ABOVE = 588.0, 356.0  # from where the chosen operation's label may stand above the flat roof
 INTENSITIES = Scale(LEFT, RIGHT, 0.1, 20_000.0, log=True)  # operations per byte
 SIZE = {"attention": "token", "conv": "pixel"}  # what the rows are
 
@@ -59,16 +59,13 @@ def _named(result: Roofs, plot: Plot) -> list[tuple[str, float, float, str]]:
     lower = 0.3 if 2.5 < result.operation.intensity < 60 else 5.0  # not where the chosen operation has its label
     left, top = plot.at(5, 5e9 * sheet)
     right, base = plot.at(lower, lower * 1e9 * reached)
+    ridge, roof = plot.at(result.sheet_balance, max(result.peak, result.reached))
+    rates = f"data sheet {digits(result.peak / 1e12)}, reached {digits(result.reached / 1e12)} TFLOP/s"
+    end = max(LEFT + 6 + length(rates, SMALL), min(ridge - 16, ABOVE - 6))
     return [
         (f"data sheet {sheet:,.0f} GB/s", left - 6, top - 6, "end"),
         (f"reached {reached:,.0f} GB/s", right + 8, base + 16, "start"),
-        (f"data sheet {digits(result.peak / 1e12)}", RIGHT - 6, plot.y.at(max(result.peak, result.reached)) - 7, "end"),
-        (
-            f"reached {digits(result.reached / 1e12)}",
-            RIGHT - 6,
-            plot.y.at(min(result.peak, result.reached)) + 17,
-            "end",
-        ),
+        (rates, end, roof + (4 if end < ridge - 8 else -9), "end"),
     ]
 
 
@@ -87,15 +84,15 @@ def _points(result: Roofs, plot: Plot) -> list[str]:
             hints.append((at + (12 + length(words, SMALL)) * bool(word), low + (24 if low < BOTTOM - 70 else 5), words))
     for op in result.operations.values():
         (at, low), roof = plot.at(op.intensity, op.rate), min(result.reached, op.intensity * result.rates.memory_rate)
-        if op.bound == "arithmetic" and op.rate < 0.7 * roof:
+        if op is chosen and op.bound == "arithmetic" and op.rate < 0.7 * roof:
             body.append(line(at, plot.y.at(roof), at, low, stroke=MUTED))
             beside = at + 10 + length(words := f"{percent(op.rate / roof)} of roof", SMALL)
-            hints.append((beside if beside < RIGHT else at - 14, low + 5, words))
+            hints.insert(0, (beside if beside < RIGHT - 12 else at - 14, low + 22, words))  # below its track
         late += [(at, low)] if op.bound == "least time" else []
         signs.append((at - 8, low - 8, 16, 16))
         if op is not chosen:
             near = math.dist((at, low), (x, y)) < 14  # it would be hidden: larger, it is seen around the chosen one
-            sign = named(_point(op, plot, size=13 if near else 6), f"{op.words}: {rate(op.rate)}, {op.verdict}")
+            sign = named(_point(op, plot, size=12 if near else 5), f"{op.words}: {rate(op.rate)}, {op.verdict}")
             (hidden if near else body).append(sign)
     if late:
         words, top = "hollow: launch takes longer", min(low for _, low in late) - 14
@@ -129,24 +126,25 @@ def _point(op: Operation, plot: Plot, *, size: float, chosen: bool = False) -> s
 
 
 def _label(result: Roofs, rates: Scale, size: str) -> tuple[list[str], Box]:
-    """The chosen operation's rate, and where: beside its sign, or above the flat roof with a sign of its own."""
+    """The chosen operation's rate, and where: beside its sign, or short above the flat roof."""
     op, x, y = result.operation, INTENSITIES.at(result.operation.intensity), rates.at(result.operation.rate)
     words = f"{op.words}, {size}:", rate(op.rate) + (" (below)" if op.rate < rates.low else "")
+    if rates.at(result.reached) < y - 36 and x + 24 + length(words[0], bold=True) >= RIGHT:
+        words = f"{size}:", words[1]
     wide, base = max(length(one, bold=True) for one in words), min(y + 20, BOTTOM - 50)
-    if x + 24 + wide < RIGHT - 84:
+    if x + 24 + wide < RIGHT:
         body = [text(x + 18, base + 18 * row, one, weight="bold", halo=True) for row, one in enumerate(words)]
         return body, (x + 18, base - 12, wide, 32)
-    base, left = rates.at(max(result.peak, result.reached)) - 29, RIGHT - 6 - length(" ".join(words), bold=True)
-    sign = _marker(op, left - 12, base - 5, 6, chosen=True)
-    return [sign, text(left, base, " ".join(words), weight="bold", halo=True)], (x, base, 0, 0)
+    base, short = rates.at(max(result.peak, result.reached)) - 12, f"{size}: {words[1]}"
+    return [between(ABOVE, RIGHT - 6, x, base, short, weight="bold")], (x, base, 0, 0)
 
 
 def _marker(op: Operation, x: float, y: float, size: float, chosen: bool) -> str:
     """A sign of its own for each operation: square, triangle, circle, diamond, cross bar."""
-    fill = ORANGE if chosen else PAPER if op.bound == "least time" else SKY
+    fill, edge = ORANGE if chosen else PAPER if op.bound == "least time" else RULE, INK if chosen else MUTED
     if op.name == "gelu":
-        return dot(x, y, size + 1, fill=fill, stroke=INK)
-    outline = shape(_corners(op.name, x, y, size + 1.5), fill=INK)
+        return dot(x, y, size + 1, fill=fill, stroke=edge)
+    outline = shape(_corners(op.name, x, y, size + 1.5), fill=edge)
     return outline + shape(_corners(op.name, x, y, size), fill=fill)
 
 

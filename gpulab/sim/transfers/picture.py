@@ -23,19 +23,17 @@ PANEL, PANEL_HEIGHT = 290.0, 154.0
 HOST, GPU = MARGIN, END - PANEL  # where the panels begin
 ROWS, ROW, CHIP = 33.0, 29.5, 26.0  # a tensor and its copy side by side
 CONSOLE, SHOWN, STEP = 178.0, 7, 18.0
-LANES, LANE, LEFT, PINNED = CONSOLE + 46 + SHOWN * STEP, 24.0, 130.0, 112.0
+LANES, LANE, LEFT, PINNED = CONSOLE + 38 + SHOWN * STEP, 20.0, 130.0, 112.0
+LINK, READ = LANES + 25, LANES + 67  # the lanes of the bus and of the GPU
 BUS, COSTS = 680.0, END - 12
 
 
 def draw(result: Crossings) -> Picture:
     """Both memories with the bus between, the console with the error, and when Python waited and the bus copied."""
     out = result.outcome
-    body = [
-        *_panel(HOST, "host memory", result.host_bytes),
-        *_panel(GPU, f"{result.gpu}’s memory", result.gpu_bytes),
-    ]
+    body = _panel(HOST, "host memory", result.host_bytes) + _panel(GPU, f"{result.gpu}’s memory", result.gpu_bytes)
     tensors = [*_tensors(HOST, out.host, SKY, "GPU", GPU), *_tensors(GPU, out.gpu, GREEN, "CPU", HOST)]
-    return picture(result, LANES + 99, body, _bus(result), _console(result), _lanes(result), tensors)
+    return picture(result, READ + 43, body, _bus(result), _console(result), _lanes(result), tensors)
 
 
 def _panel(x: float, name: str, total: int) -> list[str]:
@@ -80,13 +78,10 @@ def _bus(result: Crossings) -> list[str]:
     reached = [f"pageable {rates.pageable_gbps:.3g} GB/s", f"pinned {rates.pinned_gbps:.3g} GB/s"]
     pinned = last.pinned if last.copies else any(held.pinned for held in out.host)
     rate = ", ".join(reversed(reached) if pinned else reached)  # the one in force comes first
-    body = [
-        note(middle, 20, f"{result.link}: {out.link.one_way_gbps:.0f} GB/s", anchor="middle"),
-        note(middle, y + 19, rate, anchor="middle"),
-    ]
-    words = "nothing copied" if last.kind == "there" else "idle"
+    body = [note(middle, 20, result.link, anchor="middle"), note(middle, y + 19, rate, anchor="middle")]
+    words = {"device": "✗ on two devices", "there": "nothing copied", "copied": ""}.get(last.kind, "idle")
     if last.kind == "device":
-        words, sign = "✗ on two devices", ROWS + 1.5 * ROW + CHIP / 2
+        sign = ROWS + 1.5 * ROW + CHIP / 2
         names = last.code.split()[2::2]
         for held in (*out.host, *out.gpu):
             if held.name in names:
@@ -97,12 +92,11 @@ def _bus(result: Crossings) -> list[str]:
         body.append(text(middle, sign + 6, "+", size=HEAD, anchor="middle", weight="bold"))
     if last.copies:
         start, tip, side = (left, right, "left") if last.way == "to GPU" else (right, left, "right")
-        words = f"{size(last.nbytes)} {last.way} in {duration(last.copy)}"
         for held in out.gpu if last.way == "to GPU" else out.host:
             if held.name in last.code or ("layer" in last.code and "layer" in held.name):
                 at = ROWS + ROW * order(held.name) + CHIP / 2
                 body.append(grows(arrow(start, tip, at, stroke=ORANGE, width=10, head=20, wing=14), side))
-    return [*body, small(middle, y, words, anchor="middle", weight="bold")]
+    return body + [small(middle, y, words, anchor="middle", weight="bold")] * bool(words)
 
 
 def _console(result: Crossings) -> list[str]:
@@ -116,23 +110,21 @@ def _console(result: Crossings) -> list[str]:
         Live(note(280, CONSOLE, "or click a tensor, or carry it over")),
         note(BUS, CONSOLE, "on the bus", anchor="end"),
         note(COSTS, CONSOLE, "call takes", anchor="end"),
-        rect(MARGIN, CONSOLE + 8, END - MARGIN, SHOWN * STEP + 6, stroke=RULE, radius=6),
     ]
     error = wrap(result.error.split(_TO_READ_ON)[0], COSTS - MARGIN - 18, SMALL)
     first = max(0, len(done) + len(error) - SHOWN)
-    y = CONSOLE + 25
+    y = CONSOLE + 23
     for step in range(first, len(done)):
         it = done[step]
         if step == first > 0:
-            body.append(note(MARGIN + 12, y, f"… {count(first + 1, 'line')} above"))
+            body.append(note(MARGIN, y, f"… {count(first + 1, 'line')} above"))
         else:
-            newest = step == len(done) - 1
-            body.append(code(MARGIN + 12, y, it.code, weight="bold" if newest else ""))
+            ink, weight = (INK, "bold") if step == len(done) - 1 else (MUTED, "")
+            body.append(code(MARGIN, y, it.code, weight=weight, fill=ink))
             body += _costs(it, y)
         y += STEP
     for words in error:
-        body.append(line(MARGIN + 8, y - 14, MARGIN + 8, y + 4, stroke=VERMILLION, width=4))
-        body.append(small(MARGIN + 18, y, words))
+        body += [line(MARGIN + 2, y - 14, MARGIN + 2, y + 4, stroke=VERMILLION, width=4), small(MARGIN + 12, y, words)]
         y += STEP
     return body
 
@@ -151,22 +143,27 @@ def _costs(it: Line, y: float) -> list[str]:
 
 
 def _lanes(result: Crossings) -> list[str]:
-    """When Python waited for a call, and when the bus copied which tensor; pinning before it, out of scale."""
+    """When Python waited, when the bus copied which tensor, and how long the GPU reads; pinning is out of scale."""
     out, left = result.outcome, LEFT
     calls = [it for it in out.lines if it.call is not None and it.kind != "pinned"]
-    body = [small(MARGIN, LANES + 17, "Python"), small(MARGIN, LANES + 47, "PCIe bus")]
+    body = [small(MARGIN, LANES + 15, "Python"), small(MARGIN, LINK + 15, "PCIe bus")]
     if result.pinning:
         left, cost = LEFT + PINNED, duration(result.pinning)
-        body.append(bar(LEFT, LANES, PINNED - 16, LANE, fill=RULE) + text(LEFT + 9, LANES + 17, f"pins: {cost}"))
+        body.append(bar(LEFT, LANES, PINNED - 16, LANE, fill=RULE) + text(LEFT + 9, LANES + 15, f"pins: {cost}"))
         body += [line(left - x, LANES + LANE + 2, left - x + 6, LANES - 2, width=2) for x in (14, 9)]
         pays = f"pays after {count(math.ceil(result.pinning / result.saved), 'time')}"
         words = f"pinning: {cost} once, {duration(result.saved)} saved each time; {pays}"
-        body.append(small(END, LANES + 93, words, anchor="end"))
+        body.append(small(END, READ + 38, words, anchor="end"))
     if not calls:
-        return [*body, note(left, LANES + 17, "no copy yet")]
+        return [*body, note(left, LANES + 15, "no copy yet")]
     begin, bus = calls[0].began, iter(out.bus)
-    axis = Axis(left, END, max(out.finished, out.went_on) - begin)
-    body += [note(MARGIN, LANES - 11, "virtual time"), *axis.draw(LANES - 6, LANES + 30 + LANE)]
+    done = max(out.finished, out.went_on) - begin
+    axis = Axis(left, END, done + result.reading)
+    body += [note(MARGIN, LANES - 11, "virtual time"), *axis.draw(LANES - 6, READ + LANE)]
+    x = min(axis.x(done), END - 3)
+    words = f"{size(result.copied)} in {duration(result.reading)}"
+    body += [small(MARGIN, READ + 15, "GPU reads it"), bar(x, READ, END - x, LANE, fill=GREEN)]
+    body.append(small(x - 8, READ + 15, words, anchor="end", weight="bold", halo=True))
     free = left  # under the bus, where no name stands yet
     for it in calls:
         went_on, name = it.began + (it.call or 0.0), it.code.split(" = ")[-1].split(".to(")[0]
@@ -175,17 +172,16 @@ def _lanes(result: Crossings) -> list[str]:
             x, wide = axis.x(start - begin), axis.seen(end - start)
             if end <= went_on + 1e-9:
                 body.append(bar(x, LANES, wide, LANE, fill=VERMILLION, hatched=True))
-                body.append(fitted(x, wide, LANES + 17, "waits for the copy", "waits", halo=True))
-            body.append(bar(x, LANES + 30, wide, LANE, fill=ORANGE))
-            body.append(fitted(x, wide, LANES + 47, f"{name}: {duration(end - start)}", name, fill=ON))
+                body.append(fitted(x, wide, LANES + 15, "waits for the copy", "waits", halo=True))
+            body.append(bar(x, LINK, wide, LANE, fill=ORANGE))
+            body.append(fitted(x, wide, LINK + 15, f"{name}: {duration(end - start)}", name, fill=ON))
             room = length(name, SMALL)
             at = min(max(free, x + (wide - room) / 2), END - room)
             if not body[-1] and free <= at <= x + wide + 24:
-                body.append(line(x + wide / 2, LANES + 54, at + room / 2, LANES + 58, stroke=MUTED))
-                body.append(small(at, LANES + 70, name))
+                body.append(line(x + wide / 2, LINK + LANE, at + room / 2, LINK + 25, stroke=MUTED))
+                body.append(small(at, LINK + 36, name))
                 free = at + room + 6
     x = axis.x(out.went_on - begin)
     body.append(bar(x, LANES, END - x, LANE, fill=PAPER, stroke=EDGE))
-    body.append(fitted(x, END - x, LANES + 17, "free to go on", "free"))
-    fetch = duration(out.rates.malloc_us * 1e-6)
-    return [*body, *keys(MARGIN, LANES + 93, (f"sets up, {fetch} more for a new segment", RULE))]
+    body.append(fitted(x, END - x, LANES + 15, "free to go on", "free"))
+    return [*body, *keys(MARGIN, READ + 38, ("sets up the call", RULE))]

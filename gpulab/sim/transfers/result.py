@@ -61,6 +61,11 @@ class Crossings(Result):
         return math.fsum(line.call or 0.0 for line in self.outcome.lines if line.kind == "pinned")
 
     @property
+    def reading(self) -> float:
+        """Seconds that the GPU takes to read as many bytes in its own memory."""
+        return self.outcome.rates.memory_seconds(self.copied)
+
+    @property
     def saved(self) -> float:
         """Seconds that copies from pinned memory take less, for all of the tensors."""
         rates = self.outcome.rates
@@ -124,7 +129,6 @@ class Crossings(Result):
         }[last.kind]
 
     def _copied(self, last: Line) -> str:
-        out = self.outcome
         call, copy = duration(last.call or 0.0), duration(last.copy)
         if self.non_blocking and last.way == "to host":
             if (last.call or 0.0) > last.copy:
@@ -141,7 +145,7 @@ class Crossings(Result):
                 f"The way back is as slow: {size(last.nbytes)} in {copy}. Leave on the GPU what the GPU will need again"
             )
         if self.assign == "new":
-            near = duration(out.rates.memory_seconds(self.copied))
+            near = duration(self.reading)
             return f"Copying {size(self.copied)} took {duration(self.copying)}; the GPU reads its copy in {near}"
         what = "A module moves as a whole" if "layer" in last.code else "The name refers to the copy now"
         return f"{what}: nothing refers to the {size(last.nbytes)} on the host any more, and they are free again"
@@ -162,7 +166,7 @@ class Crossings(Result):
         if self.copied:
             latency = percent(self.floor / self.copying)
             rows.append(("on the bus", f"{size(self.copied)} in {duration(self.copying)}, {latency} latency", virtual))
-            rows.append(("read in the GPU's own memory", duration(rates.memory_seconds(self.copied)), virtual))
+            rows.append(("read in the GPU's own memory", duration(self.reading), virtual))
         if out.finished > out.went_on:
             rows.append(("under way when the host went on", duration(out.finished - out.went_on), virtual))
         return rows
