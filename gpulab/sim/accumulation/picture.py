@@ -13,7 +13,7 @@ from .model import MOST_STEPS, STATE_BYTES, Epoch, Window
 
 LEFT, RIGHT = 100.0, 684.0  # of the epoch and of its windows
 STRIP, STRIP_HIGH, STRIP_MOST = 18.0, 20.0, 64  # the epoch: where, how high, micro-batches drawn of it
-ROWS, ROWS_TOP, MEMORY, THIN = 5, 94.0, 392.0, 20.0  # thin is an exact window beside wrong ones
+ROWS, ROWS_TOP, MEMORY, THIN = 5, 94.0, 392.0, 28.0  # thin is an exact window beside wrong ones
 MOST = 1.6  # times the right weight: no row is higher
 KINDS = ("samples", "tokens")
 
@@ -26,7 +26,8 @@ def draw(epoch: Epoch) -> Picture:
         shown = [0, 1, None, len(windows) - 2, len(windows) - 1]
     wrong = [one for one in shown if one is not None and one < len(epoch.windows) and windows[one].error]
     thin, room = len(shown) - len(wrong) if wrong else 0, 348 if epoch.tokens else MEMORY - 30 - ROWS_TOP
-    tall = min((room - thin * (THIN + 10)) / (len(shown) - thin), 170 if wrong else 80) - 10
+    tall = min((room - thin * (THIN + 10)) / (len(shown) - thin), 90) - 10
+    gap = min(10 + (room - thin * (THIN + 10) - (len(shown) - thin) * (tall + 10)) / len(shown), 24)
     ratios = (weight / share for one in epoch.windows for share, weight in zip(one.shares, one.weights, strict=True))
     most = min(max(1, *ratios), MOST)
     body, living, top = [*_strip(epoch, windows), *_heads(epoch, most)], _grip(epoch), ROWS_TOP
@@ -38,7 +39,7 @@ def draw(epoch: Epoch) -> Picture:
         else:
             body += _row(epoch, windows[index], index, top, high, most)
             living.append(Live(named(grasp(MARGIN, top, END - MARGIN, high), _content(epoch, windows[index]))))
-        top += high + 10
+        top += high + gap
     return picture(epoch, 452.0, body, living)
 
 
