@@ -378,6 +378,10 @@ class TestPicture:
         svg_text = StepMemory(layers=48, segments=48, micro_batches=8).svg()
         assert f"peak {step.peak.total / 2**30:.2f} GiB" in svg_text
 
+    def test_the_time_told_is_where_the_moment_stands(self):
+        step = StepMemory(moment=120).result
+        assert f">{step.seconds * 500:.0f} ms: {step.moment.words}, " in StepMemory(moment=120).svg()
+
     def test_playing_moves_the_picture(self):
         frames = {StepMemory(moment=moment).svg() for moment in range(0, FRAMES + 1, 10)}
         assert len(frames) == 25
@@ -385,7 +389,8 @@ class TestPicture:
     def test_the_layers_at_a_moment_have_four_looks(self):
         text = StepMemory().svg()
         assert all(f">{name}<" in text for name in ("input kept", "inside kept", "dropped", "finished"))
-        assert {"19–24: done", "13–18: computed again"} <= set(re.findall(">([^<]+)<", text))
+        assert {"1–6: dropped", "13–18: computed again", "19–24: done"} <= set(re.findall(">([^<]+)<", text))
+        assert "7–12: to drop" in StepMemory(moment=0).svg()
         assert "done<" not in StepMemory(moment=60).svg()
 
     def test_segments_too_narrow_for_words_are_named_as_one(self):

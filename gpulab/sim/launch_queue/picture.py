@@ -83,7 +83,7 @@ def _words(queue: Queue, axis: Axis) -> list[str]:
     places.append(((done.unsynchronised, done.end), ("idle",), HOST + 20))
     places += [(wait, ("waits",), HOST + 20) for wait in joined([*done.items, *done.full], done.end / 600)]
     if done.most < done.end / 100:  # hardly more than a launch takes to arrive
-        places.append(((0, done.end), ("as good as empty: each kernel runs at once",), AHEAD + 28))
+        places.append(((0, done.end), ("almost empty: the GPU waits for launches",), AHEAD + 28))
     found = []
     for (start, end), words, base in places:
         if start < queue.moment < end:  # the wider side of the line

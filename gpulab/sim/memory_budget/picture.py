@@ -54,7 +54,8 @@ def _legend(result: Budget) -> list[str]:
         for number, each in enumerate(one):
             body.append(bar(x + number * wide, 3, wide, 12, fill=MEMORY[each], hatched=each in HATCHED))
         words = ", ".join(f"{each} {amount(most[each])}" for each in one)
-        told = note(x + 22, 14, name) + small(x + 22, 31, amount(sum(most[each] for each in one)))
+        total = sum(most[each] for each in one)
+        told = note(x + 22, 14, name) + small(x + 22, 31, f"≤ {amount(total)}" if total else "none")
         body.append(named(told, words))
     return body
 

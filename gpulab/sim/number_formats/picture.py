@@ -41,7 +41,7 @@ def _table(number: Number, top: float) -> list[str]:
         words = [
             rect(MARGIN - 6, top, END - MARGIN + 12, high, fill=PAPER, stroke=INK if chosen else "", radius=4),
             small(NAME, middle + 5, stored.format.name, weight=bold),
-            small(VALUE, middle + 5, show(stored.value)),
+            small(VALUE, middle + 5, show(stored.value) + ", clamped" * (stored.outcome == "clamped")),
             _after(number, stored, middle + 5),
             _reach(stored, middle, chosen),
             note(SIGN, top + 44, f"= {_parts(stored)}") if chosen else "",

@@ -176,7 +176,7 @@ def _panel(result: Roofs) -> list[str]:
 
 def _times(result: Roofs, top: float) -> list[str]:
     """How long the parts of the chosen operation take, its shape, and how its tiles fill the SMs."""
-    op, body = result.operation, [note(PANEL, top, "its three times: the longest decides")]
+    op, body = result.operation, [note(PANEL, top, "the longer of two, and the launch")]
     parts = (("arithmetic", op.arithmetic, GREEN), ("memory", op.memory, PURPLE), ("launch", op.least, RULE))
     for y, (words, seconds, fill) in zip((top + 26, top + 50, top + 74), parts, strict=True):
         wide = 98 * seconds / max(op.arithmetic, op.memory, op.least)  # what only moves memory has no arithmetic

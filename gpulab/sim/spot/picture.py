@@ -149,7 +149,7 @@ def _costs(run: Run) -> list[str]:
         base, cost = BOTTOM + 74 + 28 * row, hours * price
         amount, wide = money(cost) + (" …" if cost > most else ""), min(cost, most) * unit
         drawn = named_bar(222, base, words, [(wide, fill, False)], amount)
-        x, reason = 222 + wide + 18 + length(amount, bold=True), f"= {span(hours)} × {money(price)}"
+        x, reason = 222 + wide + 18 + length(amount, bold=True), f"≈ {span(hours)} × {money(price)}"
         body.append(drawn + (note(x, base, reason) if x + length(reason, SMALL) < END else ""))
     if len(rows) == 2:
         low, (end, start) = BOTTOM + 125, (222 + min(one, most) * unit for one in (run.cost, run.cost_on_demand))

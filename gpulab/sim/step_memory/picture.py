@@ -58,7 +58,7 @@ def _layers(step: Step) -> list[str]:
         stages = {} if (moment.kind, moment.layer) == ("forward", 0) else stages
         stages[moment.layer] = moment.kind
     words = ("input kept", SKY), ("inside kept", PURPLE), ("dropped", PAPER, True), ("finished", RULE)
-    told = f"{since(now.start)}: {now.words}, {size(now.total)}"
+    told = f"{since(step.seconds * step.frame / FRAMES)}: {now.words}, {size(now.total)}"
     found = [text(MARGIN, 14, told, weight="bold"), *keys(END, 14, *words, ends=True)]
     gap = 6.0 if len(step.segments) < 30 else 2.0
     wide = (END - MARGIN - 8 - gap * len(step.segments)) / step.sizes.layers
@@ -79,7 +79,9 @@ def _layers(step: Step) -> list[str]:
         found.append(line(start + 1, STRIP + STRIP_HIGH + 7, x - 1, STRIP + STRIP_HIGH + 7, stroke=MUTED, width=2))
         ends = f"{layers[0] + 1}–{layers[-1] + 1}" if len(layers) > 1 else f"{layers[0] + 1}"
         done = all(stages.get(layer) == "backward" and not step.state[layer].interior for layer in layers)
-        what = "done" if done else "computed again" if again else "kept"
+        seen = {stages.get(layer) for layer in layers}
+        what = "computed again" if seen & {"recompute", "backward"} else "dropped" if "forward" in seen else "to drop"
+        what = "done" if done else what if again else "kept"
         spans.append((start, x - start, f"{ends}: {what}", ends))
         x += gap
     if length(spans[0][2], SMALL) + 6 > spans[0][1]:  # no room for each: all but the last are named as one
