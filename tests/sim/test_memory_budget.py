@@ -339,8 +339,6 @@ class TestWhatItShows:
         words = [element.text for element in ET.fromstring(MemoryBudget().svg()).iter() if element.tag.endswith("text")]
         assert {"weights", "gradients", "activations", "communication", "other"} <= set(words)
         assert {"≤ 9.54 GiB", "≤ 75.3 GiB"} <= set(words)
-            words
-        )
         assert words.count("optimizer state") == 3  # in the legend, and where there is room, in the two bars
         assert ">logits 875 MiB, " in MemoryBudget().svg()  # of the others, where the pointer rests
         assert ">scale × 4<" in MemoryBudget(ranks=8, parallel="fsdp").svg()
