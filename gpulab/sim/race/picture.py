@@ -101,7 +101,7 @@ def _plot(race: Contest) -> list[str]:
         body.append(plot.curve(zip(PLACES, curve, strict=True), stroke=stroke, width=width))
         used = f", {count(race.simd, 'lane')} per core" if side == "cpu" and race.simd < CORE_LANES else ""
         ends[name + used] = plot.y.at(curve[-1])
-    return [*body, *beside_ends(RIGHT + 8, BOTTOM, ends), *_crossing(race, plot), _tasks(race, plot)]
+    return [*body, *beside_ends(RIGHT + 8, BOTTOM, ends), *_crossing(race, plot), *_tasks(race, plot)]
 
 
 def _crossing(race: Contest, plot: Plot) -> list[str]:
@@ -121,19 +121,19 @@ def _crossing(race: Contest, plot: Plot) -> list[str]:
     return [clickable(mark, words, tasks=race.crossover)]
 
 
-def _tasks(race: Contest, plot: Plot) -> str:
+def _tasks(race: Contest, plot: Plot) -> list[str]:
     values = [race.over_one_lane(race.tasks, side) for side in ("cpu", "gpu")]
     (x, cpu), (_, gpu) = (plot.at(race.tasks, value) for value in values)
-    moved = grasp(x - 12, TOP, 24, BOTTOM - TOP) + line(x, TOP, x, BOTTOM, stroke=INK, width=1.5)
+    body = []
     if abs(cpu - gpu) > 10:
         aside, anchor = (16, "start") if x < RIGHT - 80 else (-16, "end")
-        moved += polyline([(x, cpu), (x + aside, cpu), (x + aside, gpu), (x, gpu)], width=1.5)
+        body.append(polyline([(x, cpu), (x + aside, cpu), (x + aside, gpu), (x, gpu)], width=1.5))
         ratio, base = times(max(race.speedup, 1 / race.speedup)), min((cpu + gpu) / 2, max(cpu, gpu) - 10) + 5
-        moved += text(x + 1.3 * aside, base, ratio, anchor=anchor, weight="bold", halo=True)
-    moved += dot(x, cpu, 7, fill=BLUE) + diamond(x, gpu, fill=ORANGE)  # seen where they meet
+        body.append(text(x + 1.3 * aside, base, ratio, anchor=anchor, weight="bold", halo=True))
     below, above = min(max(cpu, gpu) + 20, BOTTOM - 8), max(min(cpu, gpu) - 9, TOP + 14)
-    moved += small(x + 10, below, times(min(values)), halo=True)
+    body.append(small(x + 10, below, times(min(values)), halo=True))
     if times(max(values)) != times(min(values)) and x > LEFT + 60:
-        moved += small(x - 5, above, times(max(values)), anchor="end", halo=True)
-    grip = TASKS.grip("tasks")
-    return draggable(moved, "Tasks, along the curves", grip)
+        body.append(small(x - 5, above, times(max(values)), anchor="end", halo=True))
+    moved = grasp(x - 12, TOP, 24, BOTTOM - TOP) + line(x, TOP, x, BOTTOM, stroke=INK, width=1.5)
+    moved += dot(x, cpu, 7, fill=BLUE) + diamond(x, gpu, fill=ORANGE)  # seen where they meet
+    return [*body, draggable(moved, "Tasks, along the curves", TASKS.grip("tasks"))]
