@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from gpulab import VirtualGPU
 from gpulab.sim.base.simulator import Choice, Flag
 from gpulab.sim.step_memory.controls import StepMemory
-from gpulab.sim.step_memory.model import FRAMES, MIB, Sizes, _run, cut, kept, limits, simulate
+from gpulab.sim.step_memory.model import FRAMES, MIB, Sizes, _run, cut, kept, limits, peak_with, simulate
 from gpulab.sim.step_memory.picture import COLUMNS, LEFT, RIGHT, draw
 from virtualgpu.pictures import style, svg
 
@@ -377,6 +377,13 @@ class TestPicture:
         assert len(step.moments) > COLUMNS
         svg_text = StepMemory(layers=48, segments=48, micro_batches=8).svg()
         assert f"peak {step.peak.total / 2**30:.2f} GiB" in svg_text
+
+    @pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
+    @pytest.mark.parametrize("precision", ["fp32", "amp"])
+    def test_the_bars_have_the_peak_of_a_whole_step(self, micro_batches, precision):
+        for segments in (1, 4, 13, 24):
+            step = StepMemory(segments=segments, micro_batches=micro_batches, precision=precision).result
+            assert peak_with(step.sizes, segments) == step.peak.total
 
     def test_the_time_told_is_where_the_moment_stands(self):
         step = StepMemory(moment=120).result

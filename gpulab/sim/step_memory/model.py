@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -255,6 +255,7 @@ def simulate(
 @lru_cache(maxsize=256)
 def peak_with(sizes: Sizes, segments: int) -> int:
     """Bytes at the peak with so many segments, the last of them not computed again."""
+    sizes = replace(sizes, micro_batches=min(sizes.micro_batches, 2))  # all but the first are alike
     moments, _ = _run(sizes, cut(sizes.layers, segments), (*[True] * (segments - 1), False), 0)
     return max(moment.total for moment in moments)
 
