@@ -41,7 +41,7 @@ class TestByHand:
         assert epoch.dropped.samples == (8, 8)
         assert epoch.dropped.weights == (0.125, 0.125)
         assert epoch.dropped_samples == 16
-        assert "The last 16 samples are never used" in epoch.finding
+        assert "The last 16 samples are not used in this epoch" in epoch.finding
 
     def test_a_short_last_micro_batch_counts_too_much_in_a_mean_of_means(self):
         epoch = simulate(**DEFAULT | {"samples": 108, "divide": "window"})
@@ -64,7 +64,7 @@ class TestByHand:
 
     def test_one_sample_left_over(self):
         epoch = simulate(**DEFAULT | {"samples": 97, "last": "drop"})
-        assert "The last sample is never used" in epoch.finding
+        assert "The last sample is not used in this epoch" in epoch.finding
 
     def test_tokens_make_every_full_window_of_a_mean_of_means_wrong(self):
         epoch = simulate(**DEFAULT | {"tokens": True, "divide": "window"})

@@ -35,6 +35,12 @@ class TestByHand:
         assert sim.result.finding == "Without synchronize a timer reads 120 µs a step, but the GPU takes 482 µs"
         assert sim.result.moment == pytest.approx(sim.result.run.unsynchronised, rel=0.01)
 
+    def test_host_and_gpu_keep_step_only_where_both_are_as_fast(self):
+        behind, even, ahead = (LaunchQueue(kernel=kernel).result.finding for kernel in (6, 5, 4))
+        assert "a timer reads 120 µs a step, but the GPU takes 146 µs" in behind
+        assert even.startswith("Host and GPU keep step")
+        assert ahead.startswith("Launch-bound: the GPU computes 79% of the time")
+
     def test_the_gpu_works_off_what_was_launched(self):
         done = run(EAGER)
         assert len(done.launches) == len(done.kernels) == STEPS * 24

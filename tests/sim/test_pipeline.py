@@ -181,7 +181,7 @@ class TestChoices:
         ("values", "words"),
         [
             ({"workers": 2}, "it stands still during copies of 11 ms"),
-            ({"workers": 1}, "1 worker brings a batch every 60 ms, and it needs one every 25 ms"),
+            ({"workers": 1}, "1 worker brings a batch every 60 ms, and it could take one every 36 ms"),
             ({"workers": 3, "side": True}, "After 119 ms the GPU is fed almost without a gap until the next"),
             ({"workers": 7, "side": True}, "; 3 workers would do"),
             ({"workers": 8, "side": True, "compute": 1, "load": 1}, "a copy takes 11 ms, longer than all else"),
@@ -299,6 +299,11 @@ class TestPicture:
         assert "at 0: main process loads, 0 batches ready, GPU waits" in Pipeline(moment=0).svg()
         assert "main process starts workers, 0 batches ready, GPU waits" in Pipeline(workers=4, moment=1).svg()
         assert "all is done" in Pipeline(moment=100).svg()
+
+    def test_workers_are_no_cause_where_copies_set_the_step(self):
+        held, late = (Pipeline(workers=3, load=load).result for load in (107, 112))
+        assert "it stands still during copies" in held.finding
+        assert "it could take one every 36 ms" in late.finding
 
     def test_the_batch_that_the_gpu_computes_is_framed_in_all_lanes(self):
         sim = Pipeline(**Pipeline.states[2].values)

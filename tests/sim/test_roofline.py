@@ -214,7 +214,7 @@ class TestThingsToTry:
 
     def test_a_rate_that_is_not_published(self):
         finding = simulate(**DEFAULT | {"gpu": "RTX4090", "dtype": "tf32"}).finding
-        assert "of the FP32 peak; none is published for TF32" in finding
+        assert "of the FP32 peak; no TF32 peak is published" in finding
 
     def test_what_is_too_small(self):
         result = simulate(**DEFAULT | {"gpu": "H100", "op": "gelu", "rows": 1})

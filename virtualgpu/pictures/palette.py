@@ -16,9 +16,10 @@ PAPER = "#FFFFFF"
 INK = "#111111"
 MUTED = "#555555"  # for what explains; 7.5 : 1 on PAPER
 RULE = "#C9C9C9"  # for edges and grids, which carry no text
+# Each has a value of its own, by which its colour in the dark theme is found.
 EDGE = "#5C5C5C"  # around what is hollow, quieter than INK
 SEAM = "#5D5D5D"  # around a fill and for its hatching: dark in both themes
-ON = "#101010"  # words on a fill, which is bright in both themes
+ON = "#101010"  # words on a fill, which is bright in both themes; not on BLUE in the light one
 
 # What holds memory, the same in every picture of it.
 MEMORY = {

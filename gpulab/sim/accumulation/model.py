@@ -99,7 +99,7 @@ class Epoch(Result):
         uneven = max(window.uneven for window in self.windows)
         if self.dropped:
             rest = "sample is" if self.dropped_samples == 1 else f"{self.dropped_samples} samples are"
-            found.append(f"the last {rest} never used")
+            found.append(f"the last {rest} not used in this epoch")
         elif last.scale < 1:
             why = "" if uneven else f": {count(there, 'micro-batch')}, divided by {steps}"
             found.append(f"the last update is {there}/{steps} of what it should be{why}")

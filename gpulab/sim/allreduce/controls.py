@@ -51,6 +51,7 @@ class AllReduce(Simulator[Step]):
     draw = staticmethod(draw)
     leaves_out = (
         "A model: links reach three quarters of their rate, and gradients come evenly. Host memory between GPUs halves"
-        " that. Left out: the multiprocessors that NCCL takes from backward, other algorithms than the ring, buckets of"
-        " whole layers, several GPUs on one network card, DataParallel's threads and memory."
+        " that. Left out: the multiprocessors that NCCL takes from backward, other algorithms than the ring, DDP's"
+        " first bucket (1 MiB), buckets of whole layers, several GPUs on one network card, DataParallel's threads and"
+        " memory."
     )

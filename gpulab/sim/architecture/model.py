@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from virtualgpu.gpus.specs import SHOWN
 
 from ..base.simulator import Limit, Result, Row
-from ..base.words import count, percent
+from ..base.words import count, many, percent
 
 WARP = 32
 INSTRUCTIONS = 4  # of every thread, one after another
@@ -205,7 +205,7 @@ class Kernel(Result):
         if worst >= 0.995:
             return f"All {self.all_lanes:,} lanes are busy: the warps of each SM hide the wait, and every wave is full"
         if worst == full:
-            return f"{found}: blocks of {self.threads} threads leave part of their warps’ lanes empty"
+            return f"{found}: blocks of {count(self.threads, 'thread')} leave part of their warps’ lanes empty"
         if worst == self.hidden and self.resident < self.needed:
             return f"{found}: {count(self.resident, 'warp')} on an SM cannot hide the wait"
         if last.blocks == self.places:
@@ -232,7 +232,7 @@ class Kernel(Result):
             ("lanes at work, on average", percent(self.busy), VIRTUAL),
             (
                 f"at clock {self.clock:,}, in wave {self.wave + 1}",
-                f"{sum(map(len, self.working)):,} warps issue, {sum(map(sum, self.working)):,} lanes work",
+                f"{many(sum(map(len, self.working)), 'warp')} at work, on {many(sum(map(sum, self.working)), 'lane')}",
                 VIRTUAL,
             ),
         ]

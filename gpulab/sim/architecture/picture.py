@@ -152,7 +152,7 @@ def _waves(kernel: Kernel) -> list[str]:
         x, wide = plot.x.at(wave.start), plot.x.at(wave.clocks) - CHART_LEFT
         tops = [CHART_TOP, plot.y.at(min(1.0, wave.blocks / kernel.sms) * lanes), plot.y.at(wave.busy * lanes)]
         for y, fill in zip(tops[1:], (SKY, ORANGE), strict=True):
-            body.append(bar(x, y, wide, CHART_BOTTOM - y, fill=fill, stroke=""))
+            body.append(bar(x, y, wide, CHART_BOTTOM - y, fill=fill))
         body.append(line(x, CHART_TOP, x, CHART_BOTTOM))
         parts = zip((CHART_BOTTOM, *tops[:0:-1]), tops[::-1], (ON, ON, INK), strict=True)
         low, ink = next(((low + high) / 2 + 5, ink) for low, high, ink in parts if low - high > 15)

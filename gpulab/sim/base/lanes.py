@@ -17,7 +17,6 @@ from .scene import END, fitted, pointer, small
 from .touch import Grip, draggable, grasp
 
 Stretch = tuple[float, float]  # from when until when, in seconds
-LETTER = 0.75 * SMALL  # how far letters of the small size reach above their base line
 
 
 class Axis(NamedTuple):

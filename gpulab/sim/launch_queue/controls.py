@@ -34,7 +34,7 @@ class LaunchQueue(Simulator[Queue]):
         State(
             "Launch-bound",
             {"kernel": 4, "launch": 15, "kernels": 24, "item": 0, "mode": "eager"},
-            "Click CUDA graph below: what share of the time does the GPU compute then, and who waits?",
+            "Click CUDA graph below: what share of the time does the GPU compute then, and what limits it?",
         ),
         State(
             ".item() every step",

@@ -94,13 +94,13 @@ class Run:
         )
         return max(0.0, done - moment)
 
-    @property
+    @cached_property
     def backlog(self) -> tuple[tuple[float, float], ...]:
         """At the end of each launch, how much work the GPU has before it."""
         ends = accumulate((end for _, end in self.kernels), max)
         return tuple((at, end - at) for (_, at), end in zip(self.launches, ends, strict=True))
 
-    @property
+    @cached_property
     def most(self) -> float:
         """The most of it."""
         return max(behind for _, behind in self.backlog)

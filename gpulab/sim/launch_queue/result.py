@@ -85,12 +85,12 @@ class Queue(Result):
     def finding(self) -> str:
         busy = f"a kernel runs {percent(self.running)} of the time"
         item = f"and costs {duration(self.item_cost)};"
-        if self.timer < 0.8 * self.step:
+        if self.timer < 0.95 * self.step:
             reads = f"Without synchronize a timer reads {duration(self.timer)} a step"
             return f"{reads}, but the GPU takes {duration(self.step)}"
         if self.running < 0.7 and self.run.items and self.item_cost > 0.2 * self.step * self.work.item:
             return f"Each .item() leaves the GPU idle {item} the GPU runs {percent(self.running)} of the time"
-        if self.running < 0.7:
+        if self.running < (0.7 if self.run.items else 0.95):
             extra = "; more streams launch no faster" if self.work.streams > 1 else ""
             return f"Launch-bound: the GPU computes {percent(self.running)} of the time and waits the rest{extra}"
         if self.run.items:

@@ -124,7 +124,9 @@ class Run(Result):
             return f"In step {self.step:,} {self.happened}"
         first, last = self.scale_in(1), self.scale_in(STEPS + 1)
         way = "The scale comes back to where it began"
-        if last < first:
+        if len(self.changes) > 1 and self.step < self.changes[1][0]:
+            way = "At the first scale"
+        elif last < first:
             way = "Bad batches halve the scale" if self.bad else "The scale falls until it fits"
         elif last > first:
             slow = not self.skipped and math.log2(last) < self.floor(0.01)

@@ -77,7 +77,9 @@ class Budget(Result):
         peak, ranks = self.peak, self.job.ranks
         if ranks == 1:
             found = f"{self.job.needs.words} trains in {amount(peak.total)}"
-            return f"{found}, {peak.total / peak.weights:,.2g} × its weights; {self._who}"
+            more = peak.total / peak.weights
+            more = round(more, 1) if more < 9.5 else round(more)
+            return f"{found}, {more:,g} × its weights; {self._who}"
         how = f"With {PARALLEL_WORDS[self.job.parallel]}, each of {ranks:,} ranks needs"
         how = "DDP shards nothing: a rank needs" if self.job.parallel == "ddp" else how
         return f"{how} {amount(peak.total)}; {self._who}"

@@ -148,8 +148,8 @@ def _number_line(number: Number) -> list[str]:
     ]
     x, update = at(it.asked), _update(number, at) if kind is not TF32 and it.fits else ""
     if x in (LEFT, RIGHT):  # beyond a break of the line
-        x += math.copysign(24, WIDTH / 2 - x)
-        broken = x + math.copysign(26, WIDTH / 2 - x)
+        x += math.copysign(24, CENTRE - x)
+        broken = x + math.copysign(26, CENTRE - x)
         body += [line(broken + i, AXIS + 9, broken + 5 + i, AXIS - 9, width=2) for i in (-3, 3)]
     unit, over = 10.0**number.exponent, 0.1 * apart  # a little further, where the next piece begins
     low, high = middle - towards - over, middle + PAGE / 2 * apart + over

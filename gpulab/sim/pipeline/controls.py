@@ -35,7 +35,7 @@ class Pipeline(Simulator[Feed]):
         State(
             "No workers",
             {"workers": 0, "pinned": False, "non_blocking": False, "side": False, "moment": 45},
-            "One process loads, copies and launches in turn. Reach 30 ms a step with two flips: which two?",
+            "One process loads, copies and launches in turn. Reach 30 ms a step with two changes: which two?",
         ),
         State(
             "Three workers",

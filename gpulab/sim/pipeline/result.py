@@ -116,9 +116,10 @@ class Feed(Result):
         if not workers:
             then = " and for copies" if self.copying > 0.05 else ""
             return f"{found}: it waits for loading{then}"
-        if self.loading > 0.97:
+        takes = work.compute + (0 if work.side else work.copy)  # between two batches, if each is there at once
+        if self.loading > 0.97 and self.step > 1.01 * takes:
             each = "1 worker brings" if workers == 1 else f"{workers} workers bring"
-            return f"{found}: {each} a batch every {step}, and it needs one every {duration(work.compute)}"
+            return f"{found}: {each} a batch every {step}, and it could take one every {duration(takes)}"
         if self.pinning > 0.97:
             return f"{found}: the one thread that pins takes {duration(work.pin)} a batch; more workers do not help"
         if self.copying > 0.97:

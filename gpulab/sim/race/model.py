@@ -209,7 +209,7 @@ class Contest(Result):
             found = f"The CPU is {times(1 / speedup)} as fast"
         gpu_seconds = self.gpu_side.seconds
         if min(side.spent("serial") / side.seconds for side in (self.cpu, self.gpu_side)) >= 0.5:
-            return f"{found}; the serial part holds both below {times(self.amdahl)}"
+            return f"{found}; the serial part holds both below {times(self.amdahl)} one CPU lane"
         if speedup >= 1.05 and self.simd < CORE_LANES:
             slow, fast = ("slow ", "fast ") if self.ratio > 1 else ("", "")
             used = many(self.cpu.lanes, f"{fast}CPU lane")

@@ -29,12 +29,12 @@ class Roofline(Simulator[Roofs]):
         State(
             "A batch",
             {"op": "matmul", "rows": 4096},
-            "4,096 rows share each weight that is read. Drag the square left: where does memory begin to count?",
+            "4,096 rows share each weight that is read. Drag the square left: at how many rows is it memory-bound?",
         ),
         State(
             "One row",
             {"op": "matmul", "rows": 1},
-            "One token of a chat model. Drag the square to the right: how many rows keep the GPU busy?",
+            "One token of a chat model. Drag the square right: from how many rows on is it compute-bound?",
         ),
         State(
             "Elementwise",

@@ -138,9 +138,12 @@ class Roofs(Result):
         name = f"This {op.words}"
         if op.bound == "least time":
             least = "a kernel takes" if op.kernels == 1 else f"{op.kernels} kernels take"
-            whole = duration(op.seconds)
-            return f"{name} is too small for {gpu}: {duration(op.least)} of its {whole} are the least that {least}"
-        if op.bound == "memory":
+            whole, part = duration(op.seconds), duration(op.least)
+            of = f"{part} of its {whole}" if part != whole else f"its {whole}"
+            return f"{name} is too small for {gpu}: {of} are the least that {least}"
+        if op.bound == "memory" and op.intensity >= self.balance:
+            found = f"{name} is memory-bound: its reads and writes take longer than its arithmetic"
+        elif op.bound == "memory":
             found = (
                 f"{name} is memory-bound: {digits(op.intensity)} FLOP per byte where {gpu} needs {digits(self.balance)}"
             )
@@ -148,11 +151,11 @@ class Roofs(Result):
             found = f"{name} is compute-bound: {percent(op.rate / self.peak)} of the {DTYPES[self.peak_dtype]} peak"
         gelu = self.operations["gelu"]
         if self.peak_dtype != self.dtype:
-            found += f"; {f'none is published for {kind}' if self.has_dtype else f'{gpu} has no {kind} units'}"
+            found += f"; {f'no {kind} peak is published' if self.has_dtype else f'{gpu} has no {kind} units'}"
         elif op.bound == "arithmetic" and op.tiling and op.flops / op.arithmetic < 0.8 * self.reached:
             tiles, sms = op.tiling.tiles * op.tiling.splits, self.spec.sms
-            uneven = "do not come out even on" if tiles > sms else "leave some idle of"
-            found += f"; its {tiles:,} tiles {uneven} {sms} SMs"
+            uneven = f"do not come out even on {sms} SMs" if tiles > sms else f"leave some of {sms} SMs idle"
+            found += f"; its {tiles:,} tiles {uneven}"
         elif op.bound == "arithmetic" and op.name == "matmul" and gelu.bound == "memory":
             found += f"; GELU: {percent(gelu.rate / self.peak)}"
         return found

@@ -24,12 +24,12 @@ class Spot(Simulator[Run]):
         State(
             "Too rarely",
             {"interval": 240},
-            "Each interruption loses almost two hours of work, orange. Drag Interrupted every: when is 4 h good?",
+            "Orange is lost work. Drag Interrupted every: from how many hours on is 4 h about the best?",
         ),
         State(
             "Too often",
             {"interval": 5},
-            "Two of every seven minutes go into writing, blue. Drag Writing a checkpoint: when is 5 min good?",
+            "Blue is writing. Drag Writing a checkpoint: up to how many seconds is 5 min about the best?",
         ),
         State(
             "The best",

@@ -139,7 +139,9 @@ class Crossings(Result):
                 return f"The call takes {call}, the copy {copy}; but pinning took {duration(self.pinning)}"
             return f"Nobody waits: the call takes {call}, the copy {copy}"
         if self.non_blocking:
-            return "non_blocking=True changes nothing here: from pageable memory the call waits until all is staged"
+            return (
+                "non_blocking=True gains almost nothing here: from pageable memory the call waits until all is staged"
+            )
         if last.way == "to host":
             return (
                 f"The way back is as slow: {size(last.nbytes)} in {copy}. Leave on the GPU what the GPU will need again"
@@ -147,8 +149,9 @@ class Crossings(Result):
         if self.assign == "new":
             near = duration(self.reading)
             return f"Copying {size(self.copied)} took {duration(self.copying)}; the GPU reads its copy in {near}"
+        moved = sum(line.nbytes for line in self.copies if line.way == "to GPU")
         what = "A module moves as a whole" if "layer" in last.code else "The name refers to the copy now"
-        return f"{what}: nothing refers to the {size(last.nbytes)} on the host any more, and they are free again"
+        return f"{what}: nothing refers to the {size(moved)} on the host any more, and they are free again"
 
     def rows(self) -> list[Row]:
         out, rates = self.outcome, self.outcome.rates
