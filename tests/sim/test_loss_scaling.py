@@ -59,17 +59,17 @@ class RealScaler:
 
 
 class TestAgainstGradScaler:
+    def test_no_change_of_the_scale_is_told_before_it_has_changed(self):
+        early, late = (LossScaling(scale_power=0, step=step).result.finding for step in (1999, 2001))
+        assert early.startswith("At the first scale")
+        assert late.startswith("The scale rises too slowly")
+
     @settings(deadline=None, max_examples=40)
     @given(
         infs=st.lists(st.booleans(), max_size=60),
         power=st.integers(0, 24),
         growth_interval=st.integers(1, 6),
     )
-    def test_no_change_of_the_scale_is_told_before_it_has_changed(self):
-        early, late = (LossScaling(scale_power=0, step=step).result.finding for step in (1999, 2001))
-        assert early.startswith("At the first scale")
-        assert late.startswith("The scale rises too slowly")
-
     def test_any_pattern_of_infs_step_by_step(self, infs, power, growth_interval):
         real, mine = RealScaler(2.0**power, growth_interval), Scaler(2.0**power, growth_interval)
         for found_inf in infs:
