@@ -49,7 +49,7 @@ class Window:
 
     @property
     def misplaced(self) -> float:
-        """The share of all weight that the wrong micro-batches have."""
+        """The share of the weight that is on other micro-batches than it should be."""
         pairs = zip(self.shares, self.weights, strict=True)
         return round(math.fsum(max(0.0, share - weight / self.scale) for share, weight in pairs), 12)
 
@@ -79,6 +79,11 @@ class Epoch(Result):
         return sum(self.dropped.samples) if self.dropped else 0
 
     @property
+    def misplaced(self) -> float:
+        """The most of it in a window."""
+        return max(window.misplaced for window in self.windows)
+
+    @property
     def worst_error(self) -> float:
         return max(window.error for window in self.windows)
 
@@ -104,9 +109,8 @@ class Epoch(Result):
             why = "" if uneven else f": {count(there, 'micro-batch')}, divided by {steps}"
             found.append(f"the last update is {there}/{steps} of what it should be{why}")
         if self.tokens and uneven:
-            misplaced = percent(max(window.misplaced for window in self.windows))
             why = "" if found else "every micro-batch counts the same: "
-            found.append(f"{why}up to {misplaced} of the weight is misplaced")
+            found.append(f"{why}up to {percent(self.misplaced)} of the weight is misplaced")
         elif uneven:
             off = "" if last.scale < 1 else f"the last gradient is {percent(uneven)} off: "
             found.append(f"{off}its short micro-batch counts as a full one")
@@ -126,7 +130,7 @@ class Epoch(Result):
             ("updates per epoch", str(len(self.windows)), ""),
             ("samples not used", str(self.dropped_samples), ""),
             ("scale of the last update", f"{self.windows[-1].scale:.3g}", ""),
-            ("weight misplaced, at most", percent(max(window.misplaced for window in self.windows)), ""),
+            ("weight misplaced, at most", percent(self.misplaced), ""),
             (f"{error}, worst", percent(self.worst_error), VIRTUAL),
             ("memory, one micro-batch at a time", size(self.micro_batch_bytes), RECORDED),
             ("memory, effective batch at once", size(self.whole_batch_bytes), RECORDED),

@@ -75,7 +75,7 @@ def _script(result: Memory) -> list[str]:
     for place, words in list(enumerate(texts))[first : first + fit]:
         failed = place <= now and result.run.moments[place + 1].error
         box = rect(x, SCRIPT - 15, wide, 22, fill=RULE if place == now else PAPER, stroke=MUTED)
-        written = code(x + 7, SCRIPT, texts[place] + " ✗" * bool(failed), fill=INK if place <= now else MUTED)
+        written = code(x + 7, SCRIPT, words + " ✗" * bool(failed), fill=INK if place <= now else MUTED)
         body.append(clickable(box + written, f"step {place + 1}: {words}", step=place + 1))
         x += wide
     return [*body, note(x + 4, SCRIPT, "…")] if first + fit < len(texts) else body

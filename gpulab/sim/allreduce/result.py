@@ -74,10 +74,12 @@ class Step(Result):
 
     @property
     def hops_done(self) -> int | None:
-        """The hops of the bucket shown in slow motion: none before the ring begins, all when it has ended."""
+        """The hops of the bucket shown in slow motion: None before the ring begins, all when it has ended."""
         begin = self.buckets[0].start
-        if self.now < begin or self.gpus == 1:
-            return None if self.now < begin else 0
+        if self.now < begin:
+            return None
+        if self.gpus == 1:
+            return 0
         return math.floor(min(1.0, (self.now - begin) / (self.seconds - begin)) * hops(self.gpus) + 1e-9)
 
     @property

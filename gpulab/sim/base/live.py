@@ -34,7 +34,7 @@ COLOURS = {
 def _palettes() -> str:
     """The variables, in the light theme and in the dark one; a presentation's window has those of its simulator."""
     light = ";".join(f"{variable}:{colour}" for colour, variable in COLOURS.items())
-    dark = ";".join(f"{variable}:{style.DARK[colour]}" for colour, variable in COLOURS.items())
+    dark = ";".join(f"{variable}:{palette.DARK[colour]}" for colour, variable in COLOURS.items())
     dialog = "dialog.gs-present"
     return f".gpulab-sim,{dialog}{{{light}}}\n.gpulab-sim.gs-dark,{dialog}:has(.gs-dark){{{dark}}}\n"
 

@@ -92,9 +92,9 @@ def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[tuple[float, f
 
 def _followed(feed: Feed, axis: Axis) -> list[str]:
     """A frame around all that is done with the batch that the GPU computes at the moment, or will compute next."""
-    body = []
+    body, followed = [], str(feed.followed)
     for span in feed.run.spans:
-        if span.name == str(feed.followed):
+        if span.name == followed:
             top, high = _place(feed.work, span)
             body.append(rect(axis.x(span.start), top, axis.seen(span.seconds), high, stroke=INK, edge=2))
     return body

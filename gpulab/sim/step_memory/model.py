@@ -97,6 +97,10 @@ class Step(Result):
         return self.moments[self.at]
 
     @property
+    def now(self) -> float:
+        return self.seconds * self.frame / FRAMES
+
+    @property
     def seconds(self) -> float:
         return self.moments[-1].start + self.moments[-1].seconds
 

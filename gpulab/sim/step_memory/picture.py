@@ -58,7 +58,7 @@ def _layers(step: Step) -> list[str]:
         stages = {} if (moment.kind, moment.layer) == ("forward", 0) else stages
         stages[moment.layer] = moment.kind
     words = ("input kept", SKY), ("inside kept", PURPLE), ("dropped", PAPER, True), ("finished", RULE)
-    told = f"{since(step.seconds * step.frame / FRAMES)}: {now.words}, {size(now.total)}"
+    told = f"{since(step.now)}: {now.words}, {size(now.total)}"
     found = [text(MARGIN, 14, told, weight="bold"), *keys(END, 14, *words, ends=True)]
     gap = 6.0 if len(step.segments) < 30 else 2.0
     wide = (END - MARGIN - 8 - gap * len(step.segments)) / step.sizes.layers
@@ -148,7 +148,7 @@ def _marks(step: Step, plot: Plot) -> list[str]:
     plain, peak = plot.y.at(step.plain_peak / GIB), f"peak {size(step.peak.total)}"
     peak += ": optimizer step" if step.peak.kind == "optimizer" else ""
     # it moves with the slider, also within a layer's pass
-    now = cursor(_axis(step), step.seconds * step.frame / FRAMES, TOP - 6, LANE + HIGH + 16)
+    now = cursor(_axis(step), step.now, TOP - 6, LANE + HIGH + 16)
     found = [now, dot(x, y, 4, fill=INK), between(LEFT, RIGHT - 14, x, y - 12, peak, weight="bold")]
     if y - plain > 44:
         without = f"without checkpointing {size(step.plain_peak)}"
