@@ -15,8 +15,6 @@ def count(number: int, what: str) -> str:
 
 def percent(share: float) -> str:
     """A share of one as `0.99%`, `7.3%` or `75%`."""
-    if 0 < share < 1e-5:
-        return "under 0.001%"
     return f"{100 * share:.2g}%" if share < 0.0995 else f"{100 * share:.0f}%"
 
 
